@@ -4,8 +4,8 @@ All executors follow one rule of arithmetic: the result is that of numpy on the 
 Integers wrap; "max" and "min" of NaN are NaN.  Sums, means and products of half precision are
 accumulated in :func:`accumulator` and rounded once, unless partial results are sent between ranks;
 a mean of half precision divides before it adds (:func:`divides_first`), so that no partial sum
-exceeds the largest input except by rounding.  :func:`library_agrees` returns whether a library's
-own code follows this rule for an operation.
+exceeds the largest input except by rounding.  Whether a library's own code follows this rule is
+found by a trial on :func:`extreme_values`.
 """
 
 from __future__ import annotations
@@ -275,15 +275,34 @@ def loses_nan(op: Op, dtype: np.dtype) -> bool:
     return op.name in ("max", "min") and kind_of(dtype) == "float"
 
 
-def library_agrees(op: Op, dtype: np.dtype) -> bool:
-    """Return whether an MPI library's own operation returns the same as numpy.
+def extreme_values(dtype: np.dtype) -> np.ndarray:
+    """Return values on whose pairs a library's arithmetic shows where it differs from numpy's.
 
-    Found by trial: sums of 8 and 16 bits saturate (Open MPI), "max" and "min" drop NaN, and a
-    complex product with an infinite factor is infinite (both libraries) where numpy's is NaN.
+    Parameters
+    ----------
+    dtype : dtype
+        A boolean, integer, floating or complex dtype of numpy.
+
+    Returns
+    -------
+    ndarray
+        About a dozen values: the limits and their neighbours, and for floating dtypes also zeros of
+        both signs, a subnormal number, infinities and NaN.
     """
-    kind = kind_of(dtype)
-    saturates = op.name == "sum" and kind == "int" and dtype.itemsize < 4
-    return not (saturates or loses_nan(op, dtype) or (op.name == "prod" and kind == "complex"))
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = int(limits.min), int(limits.max)
+        middle = high // 2  # of unsigned numbers: the next one looks negative
+        return np.array([low, low + 1, 0, 1, 2, 77, middle, middle + 1, high - 1, high], dtype)
+    limit = np.finfo(dtype)
+    parts = [0.0, -0.0, 1.0, -1 / 3, limit.tiny, limit.smallest_subnormal, limit.max, -limit.max]
+    real = np.array([*parts, np.inf, -np.inf, np.nan], dtype)
+    if dtype.kind == "f":
+        return real
+    with np.errstate(all="ignore"):
+        return np.array([complex(a, b) for a in real.real[2:] for b in real.real[3::3]], dtype)
 
 
 def is_mean(op: Op | None) -> bool:

@@ -1,25 +1,80 @@
-"""The library's own reduce_scatter with parts of one length, where mpi4py counts one part."""
+"""The MPI library's own operations are used where a trial shows numpy's arithmetic."""
 
 import numpy as np
 import pytest
+from mpi4py import MPI
+
+from mpidist.backends import native
+from mpidist.operations import OPS, extreme_values
+
+pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("rows", [1, 3])
-def test_native_reduce_scatter_of_even_parts(comm, rows):
-    x = np.arange(rows * comm.size, dtype=np.float64) + comm.rank
-    mine = comm.reduce_scatter(x, algorithm="native")
-    ranks = sum(range(comm.size))
-    begin = rows * comm.rank
-    assert mine.tolist() == [comm.size * i + ranks for i in range(begin, begin + rows)]
+def wrong(change):
+    """An operation of MPI that differs from a sum of int32 as `change` does it."""
+
+    def combine(incoming, result, _):
+        left, right = np.frombuffer(incoming, "i4"), np.frombuffer(result, "i4")
+        right += left
+        change(right, left)
+
+    return MPI.Op.Create(combine, True)
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("algorithm", ["native", "pairwise"])
-def test_alltoall_in_place_again_with_other_data(comm, algorithm):
-    x = np.zeros(2 * comm.size)
-    for turn in range(4):
-        x[:] = np.arange(x.size) + 100 * comm.rank + turn
-        comm.alltoall(x, out=x, algorithm=algorithm)
-        mine = (2 * comm.rank + turn, 2 * comm.rank + turn + 1)
-        assert x.tolist() == [100 * peer + k for peer in range(comm.size) for k in mine]
+def last_of_a_vector(right, left):
+    right[8:9] += 1
+
+
+def of_limits(right, left):
+    right[left == np.iinfo("i4").max] = np.iinfo("i4").max
+
+
+@pytest.mark.parametrize(
+    ("change", "agrees"),
+    [(lambda right, left: None, True), (last_of_a_vector, False), (of_limits, False)],
+)
+def test_an_operation_that_differs_from_numpys_is_not_used(comm, change, agrees):
+    operation = wrong(change)
+    found = native._agrees(operation, MPI.INT32_T, OPS["sum"], np.dtype("i4"))
+    operation.Free()
+    assert found is agrees
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
+def test_signed_comparison_of_unsigned_numbers_is_noticed(comm, dtype):
+    """Open MPI 4.1.4 and MPICH 4.0.2 compare them so."""
+    signed = dtype.replace("u", "i")
+
+    def combine(incoming, result, _):
+        left, right = np.frombuffer(incoming, signed), np.frombuffer(result, signed)
+        np.maximum(left, right, out=right)
+
+    operation = MPI.Op.Create(combine, True)
+    datatype = native.mpi_datatype(np.dtype(dtype))
+    found = native._agrees(operation, datatype, OPS["max"], np.dtype(dtype))
+    operation.Free()
+    assert not found
+    assert extreme_values(np.dtype(dtype)).max() == np.iinfo(dtype).max
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f2"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_reduce_to_another_root_without_in_place(comm, monkeypatch, dtype, in_place):
+    """MPICH 4.0 to 4.1.2 crash there: the call gets a copy of the root's input."""
+    monkeypatch.setattr(native, "_crashes_in_place", lambda: True)
+    sources = []
+    bound = native.NativeCollectives._bound
+
+    def seen(self, call, form):
+        found = bound(self, call, form)
+        sources.append(found[1])
+        return found
+
+    monkeypatch.setattr(native.NativeCollectives, "_bound", seen)
+    root, x = comm.size - 1, np.full(5000, comm.rank + 1, dtype)
+    out = x if in_place and comm.rank == root else None
+    got = comm.reduce(x, out=out, root=root, algorithm="native")
+    if comm.rank == root:
+        assert (got == comm.size * (comm.size + 1) / 2).all()
+    if root:
+        assert MPI.IN_PLACE not in sources and sources
