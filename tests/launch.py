@@ -12,6 +12,9 @@ processes and deadlines; those that need the machine for themselves run after th
 wait for its daemons most of the time, run beside those under mpiexec.  How a file is run stands in
 its name (`kind_of` in tests/conftest.py).
 
+It says first how long this takes: what each launch took here the last time, or else what it took
+on 2 cores with nothing beside it (tests/launch_seconds.json); and at each launch what is left.
+
 A launch has failed if a test failed, if it crashed, hung or ran no test, or if a test was skipped
 for a reason that tests/allowed_skips.txt does not name.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import json
 import os
 import re
 import shlex
@@ -41,6 +45,7 @@ from tests.support.results import Results
 
 HERE = Path(__file__).resolve().parent
 ALLOWED_SKIPS = HERE / "allowed_skips.txt"
+SECONDS = "launch_seconds.json"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
 NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
@@ -191,6 +196,60 @@ def summary(launches: list[Launch]) -> str:
     return "\n".join([*lines, f"{passed} passed, {failed} failed, {skipped} skipped"]) + "\n"
 
 
+class Progress:
+    """How long the launches take, told at the start and at each of them.
+
+    Only of whole launches: with --path or arguments for pytest nothing is known, and nothing kept.
+    """
+
+    def __init__(self, names: list[str], options: argparse.Namespace, folder: Path):
+        self.names, self.folder, self.begun = names, folder, time.monotonic()
+        self.whole = not (options.paths or options.kind or options.pytest)
+        self.measured = json.loads((HERE / SECONDS).read_text(encoding="utf-8"))
+        last = folder / SECONDS
+        self.here = json.loads(last.read_text(encoding="utf-8")) if last.exists() else {}
+
+    def left(self, names: list[str]) -> str:
+        """About how long these launches, the last of all, will take; nothing if it is not known."""
+        known = {**self.measured, **self.here}
+        if self.whole and set(names) <= set(known):
+            return minutes(sum(known[name] for name in names))
+        if self.whole and self.names == [name for name in ALL if name != "slurm"]:
+            return minutes(max(60, known["all"] - (time.monotonic() - self.begun)))
+        return ""
+
+    def at_start(self) -> str:
+        count = f"{len(self.names)} launch{'es' * (len(self.names) != 1)}: {' '.join(self.names)}"
+        if not (left := self.left(self.names)):
+            return count
+        here = all(name in self.here for name in self.names)
+        basis = "as the last time here" if here else "measured on 2 cores with nothing beside"
+        return f"{count}\nThis takes about {left} ({basis})."
+
+    def at(self, name: str) -> str:
+        """The line before a launch."""
+        place = self.names.index(name)
+        passed = minutes(time.monotonic() - self.begun)
+        left = self.left(self.names[place:])
+        return (
+            f"--- launch {place + 1} of {len(self.names)}, {name}; {passed} since the start"
+            + f", about {left} left" * bool(left)
+        )
+
+    def keep(self, launches: list[Launch]) -> None:
+        """Keep what whole launches without trouble took, for the next time."""
+        if self.whole:
+            ended = (x for x in launches if x.finished and not x.trouble())
+            self.here.update({x.name: round(x.finished.seconds) for x in ended})
+        text = json.dumps(self.here, indent=1)
+        (self.folder / SECONDS).write_text(text + "\n", encoding="utf-8")
+
+
+def minutes(seconds: float) -> str:
+    """Of a duration: seconds below two minutes, else minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; what follows "--" is for pytest."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -230,8 +289,13 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the launches too
     options = parse(arguments)
     folder = Path(options.results)
+    # Slurm's runs beside those under mpiexec, and is no further step.
+    progress = Progress(
+        [x for x in options.launches if x != "slurm" or len(options.launches) == 1], options, folder
+    )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    print(progress.at_start(), flush=True)
     launches = [Launch(name) for name in options.launches]
     slurm = [x for x in launches if x.name == "slurm" and any(other.ranks for other in launches)]
     beside = [threading.Thread(target=perform, args=(x, options, folder, True)) for x in slurm]
@@ -240,9 +304,12 @@ def main(arguments: list[str]) -> int:
             for thread in beside:
                 if launch.ranks and thread.ident is None:
                     thread.start()
+            if launch.name in progress.names:
+                print("\n" + progress.at(launch.name), flush=True)
             perform(launch, options, folder)
             done = [x for x in launches if x.finished]
             (folder / "summary.txt").write_text(summary(done), encoding="utf-8")
+            progress.keep(done)
     except BaseException:
         for pid, _ in descendants(os.getpid())[1:]:
             with contextlib.suppress(ProcessLookupError):
