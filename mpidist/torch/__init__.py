@@ -1,4 +1,4 @@
-"""Adapters for PyTorch, the optional extra ``mpidist[torch]``.
+"""Adapters for PyTorch, the optional extra ``torch``.
 
 ``import mpidist.torch`` registers the backend "mpidist" of torch.distributed::
 
