@@ -17,11 +17,9 @@ from .console import examples, make_console, make_table, show
 from .options import CollectiveName, load_option
 
 PIPELINE = "pipeline"
-_WIDE = 160  # columns from which there is room for the costs
+_WIDE = 160  # columns from which there is room for the summaries; those of a file
 _COSTS = "n bytes in the whole buffer, p ranks, m nodes, g ranks on a node; lg is to the base 2."
-_NO_COSTS = (
-    f"Rounds and bytes are printed in a terminal of {_WIDE} columns, in a file, and by --json."
-)
+_NO_SUMMARY = f"--json prints a summary of each; so does a terminal of {_WIDE} columns."
 _LEGEND = (
     "Ordered: combines operands in rank order, as operations that do not commute need.",
     "tree:K is a tree of arity K, for example tree:4; the name tree alone, as bench and explain "
@@ -63,32 +61,40 @@ def list_command(collective: str | None, as_json: bool) -> None:
         click.echo(json.dumps(of_pipelines if collective == PIPELINE else rows, indent=2))
         return
     console = make_console()
+    if not console.is_terminal:
+        console.width = _WIDE
     if collective != PIPELINE:
         show(console, tabulate(console, rows))
     if collective in (None, PIPELINE):
         show(console, tabulate_schedules(console, of_pipelines))
     if collective != PIPELINE:
-        for line in (_COSTS if console.width >= _WIDE else _NO_COSTS, *_LEGEND):
+        for line in (_COSTS, *_LEGEND, *([_NO_SUMMARY] if console.width < _WIDE else [])):
             console.print(line)
 
 
 def tabulate(console: Console, rows: list[dict[str, Any]]) -> Table:
-    """Return a table of algorithms; narrow terminals get it without the costs."""
+    """Return a table of algorithms.
+
+    Narrow terminals get it without the summaries, and with a line for the name of each collective.
+    """
     wide = console.width >= _WIDE
-    costs_of = ("rounds", "bytes per rank") if wide else ()
-    table = make_table(console, "=collective", "=algorithm", *costs_of, "ordered", "summary")
+    heads = ["=algorithm", "rounds", "bytes per rank", "=ordered"]
+    table = make_table(console, *(["=collective", *heads, "summary"] if wide else heads))
     before = ""
     for row in rows:
-        first = "" if row["collective"] == before and console.is_terminal else row["collective"]
-        before = row["collective"]
-        notes = f" (needs {row['requires']})" if row["requires"] else ""
-        table.add_row(
-            first,
-            row["algorithm"] + (":K" if "arity" in row["uses"] else ""),
-            *((row["rounds"], row["bytes_per_rank"]) if wide else ()),
-            "yes" if row["ordered"] else "no",
-            row["summary"] + notes,
-        )
+        name, new = row["collective"], row["collective"] != before
+        before = name
+        algorithm = row["algorithm"] + (":K" if "arity" in row["uses"] else "")
+        needs = f" (needs {row['requires']})" if row["requires"] else ""
+        ordered = "yes" if row["ordered"] else "no"
+        costs = row["rounds"], row["bytes_per_rank"]
+        if wide:
+            first = name if new or not console.is_terminal else ""
+            table.add_row(first, algorithm, *costs, ordered, row["summary"] + needs)
+        else:
+            if new:
+                table.add_row(f"[bold]{name}[/]")
+            table.add_row(f" {algorithm}", costs[0] + needs, costs[1], ordered)
     return table
 
 

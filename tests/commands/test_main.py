@@ -20,7 +20,7 @@ from mpidist.launcher.job import check_not_nested
 from mpidist.launcher.mpi import environment_for, launched_rank
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
-from mpidist.schedule.registry import unregister
+from mpidist.schedule.registry import describe, unregister
 from tests.support.processes import environment
 
 BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling", "torch")
@@ -91,7 +91,9 @@ def test_help_names_every_command():
 
 
 def test_list():
-    lines = [line.split()[:2] for line in call("list").splitlines()]
+    text = call("list").splitlines()
+    assert max(map(len, text)) <= 160  # a file, too, is read by people
+    lines = [line.split()[:2] for line in text if line[:1].strip()]
     for known in algorithms():
         name = known.name + (":K" if "arity" in known.uses else "")
         assert [known.collective, name] in lines
@@ -100,7 +102,7 @@ def test_list():
 
 
 def test_list_explains_its_names():
-    legend = " ".join(call("list").splitlines()[-6:])
+    legend = " ".join(call("list").splitlines()[-8:])
     for word in ("tree:K", "hierarchical/LOCAL/ACROSS", "m nodes"):
         assert word in legend
     for word in ("native", "symmetric", "staged", "single_copy"):
@@ -109,13 +111,17 @@ def test_list_explains_its_names():
 
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_list_fits_the_terminal(columns, monkeypatch):
-    """No word is cut, and no summary is a column of single words."""
+    """No word is cut, no column has single words, and the costs are there."""
     monkeypatch.setenv("MPIDIST_TERMINAL", columns)
     monkeypatch.setenv("NO_COLOR", "1")
     text = re.sub("\x1b\\[[0-9;]*m", "", call("list"))
     assert all(len(line) <= int(columns) for line in text.splitlines())
     entries = len(algorithms()) + len(schedules())
     assert "…" not in text and len(text.splitlines()) < 5 * entries
+    for algorithm in map(describe, algorithms("allreduce")):
+        found = re.search(rf"^ +{algorithm['algorithm']}(:K)? .*", text, re.MULTILINE)
+        for cost in (algorithm["rounds"], algorithm["bytes_per_rank"]):
+            assert found and " ".join(cost.split()[:2]) in found[0]
 
 
 def test_help_has_a_line_per_command(monkeypatch):
@@ -484,7 +490,9 @@ def test_completion(words, completed):
 
 
 def test_list_says_what_is_needed():
-    text = call("list", "allgather")
+    lines = call("list", "allgather").splitlines()
+    at = lines[0].index("summary")
+    text = " ".join(line[at:] for line in lines)
     assert "(needs an even number of ranks)" in text
     assert "(needs equally many ranks on every node)" in text
 
