@@ -110,12 +110,20 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
     if kind == ANONYMOUS:
         name = f"mpidist-{purpose}-{secrets.token_hex(8)}"
         handle = os.memfd_create(name)
+        path, made = "", f"/proc/{os.getpid()}/fd/{handle}:{name}"
+    else:
+        handle, path = tempfile.mkstemp(prefix=f"mpidist-{purpose}-", dir=folder)
+        made = path
+    try:
         os.ftruncate(handle, nbytes)
-        return f"/proc/{os.getpid()}/fd/{handle}:{name}"
-    handle, path = tempfile.mkstemp(prefix=f"mpidist-{purpose}-", dir=folder)
-    os.ftruncate(handle, nbytes)
-    os.close(handle)
-    return path
+    except (OSError, OverflowError) as error:  # a limit of this process, such as ulimit -f
+        os.close(handle)
+        if path:
+            os.unlink(path)
+        raise MemoryError(f"{nbytes} bytes of shared memory: {error}") from error
+    if path:
+        os.close(handle)
+    return made
 
 
 def attach(made: str, nbytes: int) -> np.ndarray:

@@ -22,7 +22,6 @@ from .mpi_messages import (
     MpiRequest,
     MpiShortRequest,
     MpiTransfer,
-    ShortBuffer,
     as_bytes,
     drain,
 )
@@ -151,7 +150,6 @@ class MpiBackend(Backend):
         self.comm = comm if own else comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self._short_buffers: list[ShortBuffer] = []
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
         self.tag_limit = int(limit) if limit else 32767
         self.roll_call: RollCall | None = None
@@ -253,16 +251,11 @@ class MpiBackend(Backend):
 
     def irecv_short(self, peer: int, tag: int) -> MpiShortRequest:
         """Begin to receive a short message, into memory for the longest one."""
-        free = self._short_buffers
-        buffer = free.pop() if free else ShortBuffer()
-        return MpiShortRequest(self.comm.Irecv(buffer.buffer, peer, tag), buffer, free)
+        return MpiShortRequest(self.comm, peer, tag)
 
     def irecv_short_any(self, tag: int) -> MpiAnyShortRequest:
         """Begin to receive a short message from any rank."""
-        free = self._short_buffers
-        buffer = free.pop() if free else ShortBuffer()
-        request = self.comm.Irecv(buffer.buffer, MPI.ANY_SOURCE, tag)
-        return MpiAnyShortRequest(request, buffer, free)
+        return MpiAnyShortRequest(self.comm, tag)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
         """Return the sender of a message that has arrived and was not received, or None.

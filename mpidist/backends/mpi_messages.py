@@ -19,6 +19,7 @@ _buffer = MPI.buffer.frombuffer
 _kept: dict[int, tuple[MPI.Request, object]] = {}
 """Pending requests whose owners are gone, each with its memory."""
 _short_buffers: list[ShortBuffer] = []
+_free: list[ShortBuffer] = []  # those of all communicators: one that is freed leaves none behind
 # MPI_Finalize may still write into their memory, and runs after Python has cleared all modules.
 for _memory in (_kept, _short_buffers):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_memory))
@@ -151,15 +152,17 @@ class ShortBuffer:
 class MpiShortRequest:
     """The pending receive of a short message."""
 
-    __slots__ = ("content", "test", "_buffer", "_free")
+    __slots__ = ("content", "test", "_buffer", "_request")
 
-    def __init__(self, request: MPI.Request, buffer: ShortBuffer, free: list[ShortBuffer]):
+    def __init__(self, comm: MPI.Comm, peer: int, tag: int):
+        self._buffer = buffer = _free.pop() if _free else ShortBuffer()
+        self._request = request = comm.Irecv(buffer.buffer, peer, tag)
         self.test: Callable[[], bool] = request.Test
-        self.content, self._buffer, self._free = buffer.memory, buffer, free
+        self.content = buffer.memory
 
     def release(self) -> None:
         """Return the memory of `content` for another message; `content` is invalid afterwards."""
-        self._free.append(self._buffer)
+        _free.append(self._buffer)
 
 
 class MpiAnyShortRequest(MpiShortRequest):
@@ -167,8 +170,9 @@ class MpiAnyShortRequest(MpiShortRequest):
 
     __slots__ = ("_status",)
 
-    def __init__(self, request: MPI.Request, buffer: ShortBuffer, free: list[ShortBuffer]):
-        super().__init__(request, buffer, free)
+    def __init__(self, comm: MPI.Comm, tag: int):
+        super().__init__(comm, MPI.ANY_SOURCE, tag)
+        request = self._request
         self._status = status = MPI.Status()
         came = False
 

@@ -56,3 +56,19 @@ def test_what_is_beyond_the_limit_is_refused(monkeypatch, kind):
     with pytest.raises(MemoryError, match="memory limit of this job"):
         memory_file.create(ROOM + 1, "test", kind)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind", memory_file.KINDS)
+@pytest.mark.parametrize("error", [OSError(27, "File too large"), OverflowError("too long")])
+def test_a_file_that_cannot_be_made_as_long_leaves_nothing(monkeypatch, tmp_path, kind, error):
+    """As under ulimit -f."""
+
+    def fails(handle, nbytes):
+        raise error
+
+    monkeypatch.setattr(os, "ftruncate", fails)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(MemoryError, match=f"{ROOM} bytes of shared memory: .*too l"):
+        memory_file.create(ROOM, "left", kind)
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("mpidist-left-")]
