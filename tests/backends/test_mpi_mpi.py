@@ -82,7 +82,7 @@ def test_set_up_calls_no_collective_of_mpi(comm, monkeypatch, nodes):
 
 
 def test_groups_that_are_freed_leave_no_buffers(comm):
-    """Each left one of 9 kB: its memory is never freed, and was in a free list of the group's own."""
+    """Each left one of 9 kB, in a free list of its own."""
 
     def use():
         group = comm.split(0)
