@@ -243,7 +243,7 @@ def _read_trace(
     run = trace.measured
     for what, given, actual in (
         ("schedule", name, run.name),
-        ("--ranks", ranks, run.placement.ranks),
+        ("--stages", ranks, run.placement.ranks),
         ("--microbatches", microbatches, run.microbatches),
         ("--chunks", chunks, run.placement.chunks),
     ):

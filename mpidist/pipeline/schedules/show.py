@@ -124,11 +124,11 @@ def _rank(
         if end > begin:  # a short action is drawn if there is room
             last = max(last, min(first + 1, following))
         line.append((_idle(idle, at, first), ""))
-        text = label(action, timeline)
-        free = last - first
+        whole, free = label(action, timeline), last - first
+        text = next((t for t in (whole, whole[1:], action.kind) if len(t) <= free), "")
         if free > len(text):
             text += "-" * (free - len(text) - 1) + " "
-        line.append((text[:free], action.kind))
+        line.append((text, action.kind))
         at = last
     line.append((_idle(idle, at, width), ""))
     return [piece for piece in line if piece[0]]
@@ -158,11 +158,16 @@ class Picture:
         """
         lines: list[list[TextPiece]] = [[(self.title, "title")], [(legend(self.panels), "")]]
         whole = max(panel.timeline.makespan for panel in self.panels)
-        for panel in self.panels:
+        figures = [pieces(panel.timeline, columns, whole) for panel in self.panels]
+        shown = (text for figure in figures for row in figure for text, kind in row if kind)
+        if any(text[0].isdigit() for text in shown):
+            lines.append(
+                [("A number alone is the microbatch of an action too short for its letter.", "")]
+            )
+        for panel, drawn in zip(self.panels, figures):
             lines.append([])
             if panel.heading:
                 lines.append([(panel.heading, "title")])
-            drawn = pieces(panel.timeline, columns, whole)
             lines += drawn
             lines += [[(note, "")] for note in (*panel.notes, *_left_out(panel.timeline, drawn))]
         return lines
