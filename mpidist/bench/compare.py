@@ -13,7 +13,12 @@ from ..measure import round_size
 from .results import Line, Results, Row, Table, microseconds
 
 NOISE = 0.10  # medians of two launches differ by so much on a quiet machine
-_IGNORED = ("date", "command", "iterations")  # entries of headers that differ in any two runs
+_IGNORED = (
+    "date",
+    "command",
+    "iterations",
+    "busy",
+)  # entries of headers that differ in any two runs
 
 
 def read(path: str) -> Results:

@@ -120,7 +120,11 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
     assert "bench allreduce broadcast" in header["command"]
     assert (tmp_path / "a.svg").read_text().count("<svg") == 1
-    assert "broadcast" in (tmp_path / "a.html").read_text()
+    page = (tmp_path / "a.html").read_text()
+    assert "broadcast" in page
+    busy = header.get("busy", [])  # as the machine was
+    assert all(f"cores of {host}" in page for host, _, _ in busy)
+    assert ("times will scatter" in page) == ("times will scatter" in text) == bool(busy)
 
 
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)], ids=["apart", "in-place"])

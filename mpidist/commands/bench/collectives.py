@@ -169,9 +169,11 @@ def collectives_command(
     from ...bench import Settings, run_benchmark, steps
 
     comm, wanted = mpidist.init(), Settings(**settings)
-    warn_if_busy(comm)
+    busy = warn_if_busy(comm)
     with progress_bar("measuring", steps(collectives, wanted)) as advance:
         results = run_benchmark(comm, collectives, wanted, on_step(advance), stream)
+    if busy:
+        results.header["busy"] = busy
     if comm.rank == 0:
         report_results(results, json_file, csv_file, plot, report)
     return 0 if results.correct else 1

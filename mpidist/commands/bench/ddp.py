@@ -15,10 +15,17 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, n
     "ddp",
     short_help="Measure steps of data-parallel training beside PyTorch's.",
     epilog=examples(
-        "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --model gpt2 --model moe",
+        "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
     ),
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(MODELS),
+    help="Real model to measure, with random weights; may be repeated.",
 )
 @click.option(
     "--parameters",
@@ -26,14 +33,7 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, n
     default="4,17",
     show_default=True,
     metavar="MILLIONS",
-    help="Sizes of the networks, in millions of parameters.",
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Choice(MODELS),
-    help="Measure a real model instead, with random weights; may be repeated.",
+    help="Without --model: sizes of plain networks of linear layers, in millions of parameters.",
 )
 @click.option(
     "--overlap",
@@ -60,10 +60,13 @@ def ddp_command(
 ) -> int:
     """Measure steps of data-parallel training.
 
-    The candidates are mpidist.DDP, training without communication, one allreduce per parameter, and
-    PyTorch's DistributedDataParallel over gloo.  Without PyTorch, only the averaging of small
-    gradients is measured.  With --model, PyTorch's wrapper is measured over mpidist and over gloo,
-    with gradient_as_bucket_view ("views"), over gloo also without.
+    With --model, real models: PyTorch's DistributedDataParallel over mpidist and over gloo, with
+    gradient_as_bucket_view ("views"), over gloo also without.  gpt2, bert, resnet18, lstm and moe
+    (a mixture of experts) are small ones with random weights.
+
+    Without it, plain networks of linear layers: mpidist.DDP, training without communication, one
+    allreduce per parameter, and DistributedDataParallel over gloo.  Without PyTorch, only the
+    averaging of small gradients is measured.
     """
     if overlap:
         check_not_given(context, ("parameters", "models"), "steps without --overlap")
