@@ -40,6 +40,7 @@ def test_wheel(tmp_path):
         assert "mpidist/shared_memory/_functions.abi3.so" in names
     for name in ("py.typed", "bench/report.html", "launcher/shipped/examples/digits.py"):
         assert f"mpidist/{name}" in names
+    assert "mpidist_autoload.py" in names  # else `import torch` fails where mpidist is installed
     scripts = {path.name for path in (ROOT / "slurm").iterdir() if path.is_file()}
     shipped = "mpidist/launcher/shipped/slurm/"
     assert {name.removeprefix(shipped) for name in names if name.startswith(shipped)} == scripts

@@ -1,5 +1,6 @@
 """Scripts that use the backend "mpidist", as jobs: how they start and how they end."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,41 @@ def test_the_import_starts_nothing():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+UNIMPORTED = """import sys, torch
+import torch.distributed as dist
+assert dist.is_backend_available("mpidist")
+assert not {"mpidist", "mpi4py.MPI"} & set(sys.modules)  # every program pays for these
+dist.init_process_group("mpidist")
+total = torch.ones(())
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_without_the_import(tmp_path):
+    """The entry point ``torch.backends`` does it, where mpidist is installed."""
+    (tmp_path / "script.py").write_text(UNIMPORTED)
+    finished = job(sys.executable, 2, script=str(tmp_path / "script.py"))
+    assert finished.status == 0, finished.output
+    assert sorted(finished.output.split("rank ")[1:]) == ["0 sum 2\n", "1 sum 2\n"]
+
+
+def test_an_entry_point_that_fails():
+    """It must not end ``import torch``; and its variable turns it off."""
+    code = (
+        "import sys; sys.modules['torch.distributed'] = None\n"
+        "import mpidist_autoload; mpidist_autoload.register(); print('went on')"
+    )
+    off = "import torch.distributed as d; print(d.is_backend_available('mpidist'))"
+    for lines, expected in ((code, "went on"), (off, "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", lines],
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
