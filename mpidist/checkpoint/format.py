@@ -103,7 +103,10 @@ def state_of(value: Any) -> Any:
     return value
 
 
-def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
+DEEPEST_STATE = 50  # a dict is three levels of JSON, of which read_json allows 200
+
+
+def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -> Any:
     """Return a state as a JSON tree; its arrays are added to `leaves` by path.
 
     `path` is the name of the state; the paths in it append the keys, such as "model/0.weight".
@@ -112,18 +115,21 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf]) -> Any:
     ------
     InvalidArgument
         If a value is neither an array nor a number, string, None, list, tuple or dict, or is an
-        array of records; the message names its path.
+        array of records, or is nested too deep; the message names its path.
     """
     if isinstance(value, PLAIN):
         return value
+    if depth > DEEPEST_STATE:
+        raise InvalidArgument(f"{path:.60}… is nested more than {DEEPEST_STATE} levels deep")
+    depth += 1
     if isinstance(value, Mapping):
-        items = [[key, take_apart(v, f"{path}/{key}", leaves)] for key, v in value.items()]
+        items = [[key, take_apart(v, f"{path}/{key}", leaves, depth)] for key, v in value.items()]
         if any(not isinstance(key, (str, int)) for key, _ in items):
             raise InvalidArgument(f"{path} has keys that are neither strings nor whole numbers")
         return {"divided" if isinstance(value, Divided) else "dict": items}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [take_apart(v, f"{path}/{i}", leaves) for i, v in enumerate(value)]}
+        return {kind: [take_apart(v, f"{path}/{i}", leaves, depth) for i, v in enumerate(value)]}
     led = isinstance(value, Led)
     value = value.array if led else value
     part = value if isinstance(value, Part) else Part(value, 0, tuple(np.shape(value)))

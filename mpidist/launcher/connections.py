@@ -13,11 +13,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..errors import LaunchError
+from ..foreign import read_json
 
 
 def signal_name(number: int) -> str:
@@ -96,6 +97,8 @@ def adapters() -> list[str]:
 SECRET = "MPIDIST_RUN_SECRET"  # in no command line: known to this job only
 MAX_LINE = 1 << 16  # bytes of a report
 OTHER_FILES = 256  # open files of this process and the launcher, beside the connections
+# What somebody may do who has connected, and has not shown the secret.
+UNKNOWN_BYTES, UNKNOWN_SECONDS, UNKNOWN_AT_MOST = 1000, 10.0, 64
 LOST = "lost"
 
 
@@ -152,12 +155,27 @@ class RankState:
 class Connection:
     """A connection from the monitor of one rank (rank_process.py).
 
-    `text` is the part of the next report that has arrived; `rank` is None before the first one.
+    `text` is the part of the next report that has arrived; `rank` is None before the first one;
+    `since` is the time of the connection.
     """
 
     socket: socket.socket
     text: bytes = b""
     rank: RankState | None = None
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Report:
+    """A report of a rank's monitor: any of its facts, see rank_process.py."""
+
+    secret: str = ""
+    rank: int = -1
+    host: str = ""
+    mpi: str | None = None
+    failure: dict[str, str] | None = None
+    exit: int | None = None
+    status: int | None = None
 
 
 @dataclass
@@ -173,6 +191,8 @@ class Connections:
     failed : callable
         ``failed(rank, host, description)`` is called with an exception that ends a rank; the
         description has "kind", "line" and "text": see :class:`~mpidist.launcher.failures.Failure`.
+    local : bool
+        Whether all ranks are on this machine: others then cannot connect.
     known : dict of int to RankState
         The ranks that have connected.
     """
@@ -180,23 +200,26 @@ class Connections:
     ranks: int
     ended: Callable[[RankState], None]
     failed: Callable[[int, str, dict[str, str]], None]
+    local: bool = False
     known: dict[int, RankState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         raise_file_limit(self.ranks)
-        self.secret = secrets.token_hex(8)
+        self.secret = secrets.token_hex(16)
+        self._key = self.secret.encode()
         self.last_mpi_report = time.monotonic()
         self._connections: list[Connection] = []
         self._sent: list[int] = []  # signals; ranks that connect later get them too
         self._selector = selectors.DefaultSelector()
-        self._listener = open_listener()
+        self._listener = open_listener(self.local)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     @property
     def address(self) -> str:
         """Name, addresses and port at which ranks reach this process: ``HOST,ADDRESS,…/PORT``."""
-        hosts = dict.fromkeys([socket.gethostname(), *addresses()])
+        names = [LOOPBACK] if self.local else [socket.gethostname(), *addresses()]
+        hosts = dict.fromkeys(names)
         return f"{','.join(hosts)}/{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
@@ -215,20 +238,32 @@ class Connections:
 
     def listen(self, seconds: float) -> None:
         """Receive reports of the ranks, for at most `seconds`."""
-        for key, _ in self._selector.select(seconds):
-            if key.data is None:
-                self._accept()
-            else:
-                self._read(key.data)
+        ready = [key.data for key, _ in self._selector.select(seconds)]
+        for connection in filter(None, ready):
+            self._read(connection)
+        if None in ready:
+            self._accept()
+        until = time.monotonic() - UNKNOWN_SECONDS
+        for connection in [c for c in self._connections if c.rank is None and c.since < until]:
+            self._drop(connection)
 
     def _accept(self) -> None:
-        accepted, _ = self._listener.accept()
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("IDLE", 5), ("INTVL", 5), ("CNT", 3)):
-            accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
-        connection = Connection(accepted)
-        self._connections.append(connection)
-        self._selector.register(accepted, selectors.EVENT_READ, connection)
+        """Accept a connection; the oldest unknown ones make room for it."""
+        unknown = [c for c in self._connections if c.rank is None]
+        full = len(self._connections) >= self.ranks + UNKNOWN_AT_MOST
+        try:
+            accepted, _ = self._listener.accept()
+            for option, value in (("IDLE", 5), ("INTVL", 5), ("CNT", 3)):
+                accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError:  # it is gone already, or there are too many open files
+            full = True
+        else:
+            connection = Connection(accepted)
+            self._connections.append(connection)
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+        if full and unknown:
+            self._drop(unknown[0])
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -236,21 +271,29 @@ class Connections:
         except OSError:
             data = b""
         *texts, connection.text = (connection.text + data).split(b"\n")
-        try:
-            for text in texts:
-                self._handle(connection, json.loads(text))
-            if len(connection.text) > MAX_LINE:
-                raise ValueError(f"line exceeds {MAX_LINE} characters: not a report")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            data = b""  # not a rank, a port scan perhaps: close the connection
-        if not data:
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
-            self._connections.remove(connection)
-            if connection.rank is not None and connection.rank.status is None:
-                self._end(connection.rank, LOST)
+        good = bool(data) and all(self._take(connection, text) for text in texts)
+        if not good or len(connection.text) > self._limit(connection):
+            self._drop(connection)
 
-    def _handle(self, connection: Connection, report: dict[str, Any]) -> None:
+    def _limit(self, connection: Connection) -> int:
+        return UNKNOWN_BYTES if connection.rank is None else MAX_LINE
+
+    def _take(self, connection: Connection, text: bytes) -> bool:
+        """Handle the text of a report; return False if its sender is unknown and stays so."""
+        with suppress(ValueError, KeyError):  # no report
+            report = read_json(text, "a report", Report, longest=self._limit(connection))
+            self._handle(connection, report)
+        return connection.rank is not None
+
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection; a rank whose end has not been reported is lost."""
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._connections.remove(connection)
+        if connection.rank is not None and connection.rank.status is None:
+            self._end(connection.rank, LOST)
+
+    def _handle(self, connection: Connection, report: Report) -> None:
         """Handle a report of a rank.
 
         The first has the rank, its host, and the job's secret, which shows that it is one of this
@@ -258,20 +301,21 @@ class Connections:
         announces before its end ("exit"), or the status with which the program ended ("status").
         """
         if connection.rank is None:
-            if report.get("secret") != self.secret:
+            right = secrets.compare_digest(report.secret.encode("utf-8", "replace"), self._key)
+            if not right or not 0 <= report.rank < self.ranks:
                 raise ValueError("the first report has a wrong secret: not a process of this job")
-            rank = RankState(report["rank"], report["host"])
+            rank = RankState(report.rank, report.host)
             connection.rank = self.known[rank.number] = rank
             for number in self._sent:
                 _send(connection, number)
-        elif "mpi" in report:
-            connection.rank.mpi, self.last_mpi_report = str(report["mpi"]), time.monotonic()
-        elif "failure" in report:
-            self.failed(connection.rank.number, connection.rank.host, report["failure"])
-        elif "exit" in report:
-            connection.rank.left = int(report["exit"])
-        elif "status" in report:
-            self._end(connection.rank, report["status"])
+        elif report.mpi is not None:
+            connection.rank.mpi, self.last_mpi_report = report.mpi, time.monotonic()
+        elif report.failure is not None:
+            self.failed(connection.rank.number, connection.rank.host, report.failure)
+        elif report.exit is not None:
+            connection.rank.left = report.exit
+        elif report.status is not None:
+            self._end(connection.rank, report.status)
 
     def _end(self, rank: RankState, status: int | str) -> None:
         rank.status = status
@@ -285,8 +329,16 @@ def _send(connection: Connection, number: int) -> None:
         pass  # the rank has ended
 
 
-def open_listener() -> socket.socket:
-    """Return a listening socket for IPv4 and, if the kernel has it, IPv6."""
+LOOPBACK = "127.0.0.1"
+
+
+def open_listener(local: bool = False) -> socket.socket:
+    """Return a listening socket for IPv4 and, if the kernel has it, IPv6.
+
+    With `local`, only processes of this machine can connect to it.
+    """
+    if local:
+        return socket.create_server((LOOPBACK, 0), backlog=4096)
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(

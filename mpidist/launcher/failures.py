@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .. import errors
+from ..foreign import shown
 from ..measure import plural
 from .connections import LOST, RankState
 
@@ -135,7 +136,7 @@ class Failures:
 
 
 def _write(text: str) -> None:
-    sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stderr.write(shown(text if text.endswith("\n") else f"{text}\n"))
     sys.stderr.flush()
 
 

@@ -18,6 +18,9 @@ from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
 
 REQUEUES = 20  # by default
 OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
+# Set in jobs of PBS, LSF, Grid Engine, Cobalt and Flux; and MPICH's hostfile.
+ELSEWHERE = {"PBS_NODEFILE", "LSB_HOSTS", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "COBALT_NODEFILE"}
+ELSEWHERE |= {"FLUX_JOB_ID", "HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"}
 PMI2 = "--mpi=pmi2"  # under which MPI now and then does not start
 
 
@@ -263,9 +266,19 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[in
         kill_wait() if launch.allocated else None,
         watch.signals,
         watch.start_timeout or MPI_WITHIN,
+        local=not launch.allocated and not may_be_elsewhere(environ),
     )
     status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
     return status, not guard.never_started
+
+
+def may_be_elsewhere(environ: Mapping[str, str]) -> bool:
+    """Return whether a launcher may start ranks on other hosts, outside of a SLURM allocation.
+
+    It does in a job of another batch system, and with a hostfile named in the environment.
+    """
+    names = environ.keys() & ELSEWHERE
+    return bool(names) or any(name.endswith("_default_hostfile") for name in environ)
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from ..communicator.launcher_notes import launched_rank as launched_rank
 from ..errors import InvalidArgument, LaunchError
+from ..foreign import shown
 
 TERMINAL = "MPIDIST_TERMINAL"  # set by `mpidist run`: columns of the terminal, 0 for none
 
 
 def say(text: str) -> None:
     """Print a message of ``mpidist run`` to standard error."""
-    sys.stderr.write(f"mpidist run: {text}\n")
+    sys.stderr.write(f"mpidist run: {shown(text)}\n")
     sys.stderr.flush()
 
 

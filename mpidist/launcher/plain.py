@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import secrets
 import selectors
 import signal
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..communicator.launcher_notes import LONGEST, NOTES
+from ..communicator.launcher_notes import NOTES
+from ..foreign import typed
 from .connections import RankState
 from .failures import Failure, Failures
 from .mpi import say
-from .rank_process import PR_SET_PDEATHSIG
+from .rank_process import AT_ONCE, PR_SET_PDEATHSIG, receive_note
 from .watch import ENDS_WITHIN, PATIENCE, STEP, TO_LAUNCHER, TO_RANKS, Signals, by_terminal, started
 
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+@dataclass
+class Note:
+    """A note of a rank's program: see ``communicator/launcher_notes.py``."""
+
+    rank: int
+    host: str
+    mpi: str | None = None
+    failure: dict[str, str] | None = None
+    exit: int | None = None
 
 
 @dataclass
@@ -99,8 +107,9 @@ class PlainJob:
     def _listen(self, seconds: float) -> None:
         """Wait at most `seconds` for notes and for ends of processes, and handle them."""
         ready = self._selector.select(seconds)
-        while self._read_note():
-            pass
+        for _ in range(AT_ONCE):
+            if not self._read_note():
+                break
         for key, _ in ready:
             if isinstance(key.fileobj, int):
                 self._selector.unregister(key.fileobj)
@@ -111,26 +120,26 @@ class PlainJob:
 
     def _read_note(self) -> bool:
         """Read and handle one note of a rank, if there is one; return whether there was."""
-        try:
-            text, extra, _, _ = self._notes.recvmsg(LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
-        except OSError:
+        found = receive_note(self._notes)
+        if found is None:
             return False
-        with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error, IndexError):
-            pid, user, _ = _CREDENTIALS.unpack(extra[0][2])
-            if user == os.getuid():  # every user of the host could send notes
-                self._handle(pid, json.loads(text))
+        pid, note = found
+        with suppress(TypeError, KeyError):  # not a note
+            if note:
+                self._handle(pid, typed(note, Note))
         return True
 
-    def _handle(self, pid: int, note: dict) -> None:
-        number, host = int(note["rank"]), str(note["host"])
-        if number not in self._known:
-            self._known[number] = RankState(number, host)
-            self._observe(pid, self._known[number])
-        if "exit" in note:
-            self._known[number].status = int(note["exit"])
-        if "failure" in note:
-            self._known[number].status = 1
-            self.failures.add(number, host, note["failure"])
+    def _handle(self, pid: int, note: Note) -> None:
+        if not 0 <= note.rank < self.ranks:
+            return
+        if note.rank not in self._known:
+            self._known[note.rank] = RankState(note.rank, note.host)
+            self._observe(pid, self._known[note.rank])
+        if note.exit is not None:
+            self._known[note.rank].status = note.exit
+        if note.failure is not None:
+            self._known[note.rank].status = 1
+            self.failures.add(note.rank, note.host, note.failure)
 
     def _end_if_it_stays(self) -> None:
         """End a launcher that is still running some time after all ranks have ended.

@@ -16,6 +16,8 @@ import resource
 import select
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -35,6 +37,8 @@ REPORT_SECONDS = 0.5  # for the last output, before the end of the program is re
 REST_SECONDS = 2.0  # for processes that the program left behind: to end, and then after SIGTERM
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL when mpidist run is gone
 PR_SET_PDEATHSIG = 1
+AT_ONCE = 1000  # notes: a flood of them must not keep the monitor
+CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a note
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -81,6 +85,7 @@ class RankProcess:
         self.sending, self.reading = threading.Lock(), threading.Lock()
         self.report(secret=secret, rank=self.rank, host=socket.gethostname())
         self.notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notes.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.notes.bind("")  # the kernel finds an abstract name
         os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
@@ -106,22 +111,27 @@ class RankProcess:
 
     def forward_notes(self) -> None:
         """Forward to ``mpidist run`` all notes that have arrived; do not wait for more."""
-        with self.reading, contextlib.suppress(BlockingIOError, ValueError, AttributeError):
-            while True:
-                self.forward_note(json.loads(self.notes.recv(LONGEST, socket.MSG_DONTWAIT)))
+        with self.reading:
+            for _ in range(AT_ONCE):
+                note = receive_note(self.notes)
+                if note is None:
+                    return
+                self.forward_note(note[1])
 
     def forward_note(self, note: dict) -> None:
-        """Forward a note of the program to ``mpidist run``.
+        """Forward the facts of a note that are the program's to tell to ``mpidist run``.
 
         An exception is also written to the rank's log, and printed if it cannot be forwarded: the
         program itself does not print it.
         """
-        text = note.get("failure", {}).get("text", "")
+        facts = {name: note[name] for name in ("mpi", "failure", "exit") if name in note}
+        failure = note.get("failure")
+        text = str(failure.get("text", "")) if isinstance(failure, dict) else ""
         with contextlib.suppress(OSError):
             if text and self.logs:
-                with open(self.log_path, "a", errors="replace") as file:
-                    file.write(text)
-        if not self.report(**note):
+                with open_log(self.log_path) as file:
+                    file.write(text.encode(errors="replace"))
+        if facts and not self.report(**facts):
             sys.stderr.write(text)
 
     def receive_signals(self) -> None:
@@ -217,7 +227,7 @@ class RankProcess:
         if self.logs:
             try:
                 os.makedirs(self.logs, exist_ok=True)
-                file = open(self.log_path, "ab", buffering=0)  # noqa: SIM115  (for the rest of the process)
+                file = open_log(self.log_path)
             except OSError as error:
                 sys.stderr.write(
                     f"mpidist: rank {self.rank} has no log, its output is shown: {error}\n"
@@ -251,6 +261,36 @@ class RankProcess:
                     screen.flush()
                 except OSError:
                     shown = False
+
+
+def receive_note(notes: socket.socket) -> tuple[int, dict] | None:
+    """Return the next note that has arrived: its process and its facts; None if there is none.
+
+    Every user of the host can send to an abstract socket: what is not from a process of this
+    user, or no JSON object, gives no facts.
+    """
+    try:
+        text, extra, _, _ = notes.recvmsg(
+            LONGEST, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_DONTWAIT
+        )
+    except OSError:
+        return None
+    pid, user, _ = next((CREDENTIALS.unpack(data) for *_, data in extra), (0, -1, 0))
+    try:
+        note = json.loads(text) if user == os.getuid() else None
+    except (ValueError, RecursionError):
+        note = None
+    return pid, note if isinstance(note, dict) else {}
+
+
+def open_log(path: str) -> IO[bytes]:
+    """Open a rank's log to append to it; OSError if it is a symbolic link, a pipe or a device."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a regular file")
+    return file
 
 
 def own_group() -> None:

@@ -116,6 +116,8 @@ class JobWatch:
         Signals that this process has received already.
     start_timeout : float
         Seconds that MPI_Init may take after the last rank has entered it.
+    local : bool
+        Whether all ranks are on this machine.
     ended : list of RankState
         The ranks that have ended, in the order of their ends.
     """
@@ -126,11 +128,12 @@ class JobWatch:
     kill_wait: float | None = None
     signals: Signals = field(default_factory=Signals)
     start_timeout: float = MPI_WITHIN
+    local: bool = False
     ended: list[RankState] = field(default_factory=list)  # in the order of their ends
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.ranks)
-        self.connections = Connections(self.ranks, self._end, self.failures.add)
+        self.connections = Connections(self.ranks, self._end, self.failures.add, self.local)
         self._patience, self._step = PATIENCE, STEP
         self._failed_since: float | None = None
         self._succeeded_since: float | None = None

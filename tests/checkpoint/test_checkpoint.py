@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist import CollectiveConfig, run_simulated
+from mpidist import CheckpointError, CollectiveConfig, run_simulated
 from mpidist.frameworks.base import dtype_name
 from mpidist.parallel import Checkpoint
 from tests.support import checkpoint_cases as cases
@@ -136,3 +136,24 @@ def test_name_of_an_unpickled_dtype():
     for dtype in ("complex128", "float32", "int8"):
         there = pickle.loads(pickle.dumps(np.dtype(dtype)))
         assert dtype_name(there) == dtype_name(np.dtype(dtype)) == np.dtype(dtype).str
+
+
+@pytest.mark.parametrize("make", (lambda v: [v], lambda v: {"k": v}), ids=("list", "dict"))
+def test_a_state_nested_too_deep_is_refused_at_save(make, tmp_path):
+    """What can be saved can be loaded."""
+
+    def nested(depth):
+        value = 1
+        for _ in range(depth):
+            value = make(value)
+        return value
+
+    def act(comm):
+        checkpoint = Checkpoint(tmp_path, comm)
+        checkpoint.save(1, v=nested(50))
+        assert checkpoint.load()["v"] == nested(50)
+        for depth in (60, 300, 2000):
+            with pytest.raises(CheckpointError, match=r"v/.* is nested more than 50"):
+                checkpoint.save(2, v=nested(depth))
+
+    run_simulated(2, act)

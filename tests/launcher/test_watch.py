@@ -16,7 +16,7 @@ from mpidist.commands.run import run_command
 from mpidist.errors import LaunchError
 from mpidist.launcher import job as running
 from mpidist.launcher import watch as watching
-from mpidist.launcher.connections import RankState, addresses_v6, raise_file_limit
+from mpidist.launcher.connections import UNKNOWN_AT_MOST, RankState, addresses_v6, raise_file_limit
 from mpidist.launcher.plain import PlainJob
 from mpidist.launcher.watch import JobWatch, Signals
 from tests.support import processes
@@ -53,7 +53,17 @@ def test_the_watch_names_the_log_of_the_rank_that_failed(tmp_path):
     assert (tmp_path / "rank-00000.log").read_text() == "why\n"
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"7\n", b"{}\n", b"x" * 100000])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"7\n",
+        b"{}\n",
+        b"x" * 100000,
+        b"[" * 20_000 + b"\n",
+        b"[" * 900 + b"\n",
+    ],
+)
 def test_the_watch_does_not_listen_to_strangers(said, tmp_path):
     """A port scan must not end a job: the one rank ends well after it."""
     watch, visited, shown_the_door = JobWatch(1), tmp_path / "visited", []
@@ -76,10 +86,178 @@ def test_the_watch_does_not_listen_to_strangers(said, tmp_path):
 
 
 def test_full_disk_ends_the_log_only(tmp_path):
-    os.symlink("/dev/full", tmp_path / "rank-00000.log")
+    """A limit of the file's size stands for the disk."""
     program = "for k in range(3000): print('a line that does not fit', k)"
     watch = JobWatch(1, logs=str(tmp_path))
-    assert watch.run(watch.command(python(program)), RANK) == 0
+    limited = [
+        "sh",
+        "-c",
+        'ulimit -f 4; exec "$@" >/dev/null 2>&1',
+        "sh",
+        *watch.command(python(program)),
+    ]
+    assert watch.run(limited, RANK) == 0
+    assert 0 < (tmp_path / "rank-00000.log").stat().st_size < 30_000
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path, capfd):
+    (tmp_path / "precious").write_text("kept")
+    os.symlink("precious", tmp_path / "rank-00000.log")
+    watch = JobWatch(1, logs=str(tmp_path))
+    assert watch.run(watch.command(["echo", "shown"]), RANK) == 0
+    assert (tmp_path / "precious").read_text() == "kept"
+    said = capfd.readouterr()
+    assert "shown" in said.out and "rank 0 has no log" in said.err
+
+
+STRANGER = """
+import os, socket, sys
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for name in sys.argv[2:]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.sendto(sys.argv[1].encode(), chr(0) + name)
+"""
+FORGED = [
+    '{"status": 0}',
+    '{"rank": 0, "host": "x", "exit": 7}',
+    '{"rank": 0, "host": "x", "mpi": "starting"}',
+    '{"rank": 0, "host": "x", "failure": {"kind": "X", "line": "forged", "text": "forged"}}',
+    "[" * 20_000,
+]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("monitored", [True, False])
+def test_notes_of_another_user_are_not_read(capfd, monitored):
+    """Each forged note is sent to the job's socket by a process of another user."""
+    mark = "MPIDIST_RUN_NOTES"
+    program = (
+        "import os, subprocess, sys\n"
+        f"for note in {FORGED!r}:\n"
+        f"    subprocess.run([sys.executable, '-c', {STRANGER!r}, note, os.environ[{mark!r}]],"
+        " check=True)\n"
+        "print('FINISHED WELL')\n"
+    )
+    job = JobWatch(1) if monitored else PlainJob(1)
+    words = python(program)
+    assert job.run(job.command(words) if isinstance(job, JobWatch) else words, RANK) == 0
+    said = capfd.readouterr()
+    assert "FINISHED WELL" in said.out and "forged" not in said.err
+    states = job.connections.known if isinstance(job, JobWatch) else job._known
+    assert all(not state.mpi and not state.left for state in states.values())
+
+
+def test_a_note_says_only_what_is_the_programs_to_tell():
+    """A process of the job's own user cannot announce the end of a rank: its monitor does."""
+    tell = (
+        "from mpidist.communicator.launcher_notes import send_note\n"
+        "assert send_note(status=5) and send_note(failure=7) and send_note(exit='x')\n"
+    )
+    watch = JobWatch(1)
+    assert watch.run(watch.command(python(tell)), RANK) == 0
+
+
+def test_control_characters_reach_no_terminal(capfd):
+    text = "raise SystemError('\\x1b]0;pwned\\x07')"
+    tell = (
+        "from mpidist.communicator.launcher_notes import send_note\n"
+        "send_note(failure={'kind': 'X', 'line': 'a\\x1b]0;b', 'text': 'c\\x1b]0;d'})\n"
+    )
+    watch = JobWatch(1)
+    watch.run(watch.command(python(tell + text)), RANK)
+    said = capfd.readouterr().err
+    assert "\\x1b]0;d" in said and "failed first: a\\x1b]0;b" in said and "\x1b]0;d" not in said
+
+
+def visits(watch, visitors, tmp_path):
+    """Run a rank that ends when all visitors have gone; return its exit code."""
+    gone = tmp_path / "gone"
+    guests = [threading.Thread(target=visitor) for visitor in visitors]
+
+    def wait():
+        for guest in guests:
+            guest.start()
+        for guest in guests:
+            guest.join()
+        gone.touch()
+
+    host = threading.Thread(target=wait)
+    host.start()
+    stays = ["sh", "-c", f"while [ ! -e {gone} ]; do sleep 0.05; done"]
+    code = watch.run(watch.command(stays), RANK)
+    host.join()
+    return code
+
+
+def test_strangers_do_not_crowd_out_the_ranks(tmp_path):
+    """As many as can connect to the port at once: the oldest are sent away, and the rank stays."""
+    watch, sent_away = JobWatch(1), []
+    port = watch.connections._listener.getsockname()[1]
+
+    def crowd():
+        with contextlib.ExitStack() as stack:
+            address = ("127.0.0.1", port)
+            all_of_them = [
+                stack.enter_context(socket.create_connection(address)) for _ in range(200)
+            ]
+            for one in all_of_them[: 200 - UNKNOWN_AT_MOST - 1]:
+                one.settimeout(100)
+                with contextlib.suppress(ConnectionError):
+                    sent_away.append(one.recv(1) == b"")
+
+    assert visits(watch, [crowd], tmp_path) == 0
+    assert sent_away and all(sent_away)
+
+
+def test_a_stranger_who_waits_is_sent_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpidist.launcher.connections.UNKNOWN_SECONDS", 0.3)
+    watch = JobWatch(1)
+    port = watch.connections._listener.getsockname()[1]
+
+    def wait():
+        with socket.create_connection(("127.0.0.1", port), 100) as one:
+            one.recv(1)
+
+    assert visits(watch, [wait], tmp_path) == 0
+
+
+def test_too_many_open_files_end_no_job(tmp_path, monkeypatch):
+    """accept() fails; strangers leave, and the job goes on."""
+    watch = JobWatch(1)
+    port = watch.connections._listener.getsockname()[1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def crowd():
+        time.sleep(2.0)  # until the rank is there
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+        kept = []
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(socket.create_connection(("127.0.0.1", port), 1))
+        time.sleep(0.5)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in kept:
+            one.close()
+
+    assert visits(watch, [crowd], tmp_path) == 0
+
+
+def test_a_job_of_this_machine_listens_here_only():
+    local, elsewhere = JobWatch(1, local=True), JobWatch(1)
+    assert local.connections._listener.getsockname()[0] == "127.0.0.1"
+    assert local.connections.address.startswith("127.0.0.1/")
+    assert elsewhere.connections._listener.getsockname()[0] in ("::", "0.0.0.0")
+    for watch in (local, elsewhere):
+        watch.connections.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "elsewhere"),
+    [({}, False), ({"PBS_NODEFILE": "f"}, True), ({"PRTE_MCA_prte_default_hostfile": "f"}, True)],
+)
+def test_ranks_may_be_elsewhere(environ, elsewhere):
+    assert running.may_be_elsewhere(environ) is elsewhere
 
 
 LATE = """
@@ -304,7 +482,7 @@ def test_no_bars_are_drawn_through_a_pipe(monkeypatch, label, logs, drawn):
     class Guard:
         never_started = False
 
-        def __init__(self, *_):
+        def __init__(self, *_, **__):
             pass
 
         def command(self, program):
