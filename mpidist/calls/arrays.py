@@ -11,7 +11,7 @@ import numpy as np
 
 from ..device.array import DeviceArray
 from ..device.find import find_device
-from ..device.recognise import describe, is_on_device, is_torch, make_like, of_torch
+from ..device.recognise import describe, is_on_device, is_torch, make_like, of_torch, plain
 from ..errors import InvalidArgument, MpidistError, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
@@ -30,10 +30,13 @@ _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 64
 def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
     """Return an array of `count` elements at an address; it does not keep the memory's owner alive.
 
-    The program cache drops a bound call when the owner dies.
+    The program cache drops a bound call when the owner dies.  Raises InvalidArgument for address 0,
+    for which numpy would allocate new memory.
     """
     if count == 0:
         return np.empty(0, dtype)
+    if not address:
+        raise InvalidArgument(f"an array of {count} x {dtype} with a null pointer: freed memory?")
     memory = (_BYTE * (count * dtype.itemsize)).from_address(address)
     return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
 
@@ -175,18 +178,13 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
 
     With `fill` the array is for writing: a tensor that can only be read through a copy is refused.
     """
-    if isinstance(x, np.ndarray):
-        if isinstance(x, np.ma.MaskedArray):
-            raise InvalidArgument(
-                f"rank {rank}: {argument} is a masked array, and a mask is not communicated; pass "
-                "x.filled(value), or x.data and x.mask"
-            )
-        return np.asarray(x)
-    if is_torch(x):
-        try:
+    try:
+        if isinstance(x, np.ndarray):
+            return np.asarray(plain(x))
+        if is_torch(x):
             return of_torch().as_array(x, fill)
-        except MpidistError as error:
-            raise type(error)(f"rank {rank}: {argument} is {error}") from None
+    except MpidistError as error:
+        raise type(error)(f"rank {rank}: {argument} is {error}") from None
     if isinstance(x, (str, np.generic, *_PLAIN)):
         return None
     if not hasattr(x, "__array_interface__") and not hasattr(x, "__array_struct__"):
@@ -195,11 +193,20 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
         except (TypeError, ValueError, BufferError, NotImplementedError):
             return None
     try:  # numpy reads bytes as a string, which can have other zeros behind it
-        return np.frombuffer(x, np.uint8) if isinstance(x, bytes) else np.asarray(x)
+        found = np.frombuffer(x, np.uint8) if isinstance(x, bytes) else np.asarray(x)
+        interface = getattr(x, "__array_interface__", {})
     except Exception as error:
         raise InvalidArgument(
             f"rank {rank}: {argument} is a {_kind(x)} that numpy cannot view: {error}"
         ) from None
+    what = ""
+    if interface.get("mask") is not None:
+        what = "with a mask, which is not communicated; expected a plain array"
+    elif found.size and (interface.get("data") or (1,))[0] == 0:  # numpy allocates new memory
+        what = f"of shape {found.shape} with a null pointer; was its memory freed?"
+    if what:
+        raise InvalidArgument(f"rank {rank}: {argument} is a {_kind(x)} {what}")
+    return found
 
 
 def kind_of_memory(x: Any) -> str:

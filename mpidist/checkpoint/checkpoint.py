@@ -54,6 +54,9 @@ class Checkpoint:
     -----
     Objects with ``state_dict()``, such as models, optimizers and shards, can be saved, and plain
     states of arrays, numbers, strings, None, lists, tuples and dicts.  Nothing is pickled.
+    Subclasses of these come back as the class itself: a namedtuple as a tuple, an OrderedDict as a
+    dict, an IntEnum as an int, a matrix as an array.  Arrays that are more than their memory, such
+    as masked ones, are refused.
 
     A state must be equal on all ranks (checked); each rank writes a share of it, and it can be
     loaded on any number of ranks.  States that differ between ranks must be declared:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..device.recognise import on_host
-from ..errors import CheckpointError, InvalidArgument
+from ..errors import CheckpointError, InvalidArgument, MpidistError
 from ..frameworks.base import adapter, dtype_name, find_dtype, framework_of, library
 from ..schedule import blocks
 from .files import write
@@ -115,7 +115,8 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -
     ------
     InvalidArgument
         If a value is neither an array nor a number, string, None, list, tuple or dict, or is an
-        array of records, or is nested too deep; the message names its path.
+        array of records, or one that is not the memory it shows (masked, a wrapper of tensors), or
+        is nested too deep; the message names its path.
     """
     if isinstance(value, PLAIN):
         return value
@@ -132,9 +133,12 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -
         return {kind: [take_apart(v, f"{path}/{i}", leaves, depth) for i, v in enumerate(value)]}
     led = isinstance(value, Led)
     value = value.array if led else value
-    part = value if isinstance(value, Part) else Part(value, 0, tuple(np.shape(value)))
-    name = library(part.array) or "numpy"
-    array = framework_of(part.array).as_array(on_host(part.array))
+    given = value.array if isinstance(value, Part) else value
+    name = library(given) or "numpy"
+    try:
+        array = framework_of(given).as_array(on_host(given))
+    except MpidistError as error:
+        raise InvalidArgument(f"{path} is {error}") from None
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.hasobject:
         raise InvalidArgument(
             f"{path} has type {type(value).__name__}: expected arrays of numpy or torch, numbers, "
@@ -147,6 +151,7 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -
     if path in leaves:
         raise InvalidArgument(f"{path} is the path of two arrays: rename a key")
     scalar = isinstance(array, np.generic)
+    part = value if isinstance(value, Part) else Part(array, 0, np.shape(array))
     flat = np.ascontiguousarray(array).reshape(-1)
     leaves[path] = Leaf(flat, part.start, part.shape, part is not value, led)
     return {"array": path, "library": "scalar" if scalar else name}

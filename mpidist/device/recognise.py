@@ -28,6 +28,39 @@ def of_torch() -> Any:
     return tensors
 
 
+def plain(x: Any) -> Any:
+    """Return an array whose elements are the memory it shows: `x`, or what it stands for.
+
+    This is the gate of every array that enters, of any library.  An array that is not the memory it
+    shows would give wrong results without a word.  What is no array is returned as it is.
+
+    Raises
+    ------
+    InvalidArgument
+        For masked arrays, subclasses of numpy's ndarray that redefine its functions, and the
+        tensors that :func:`mpidist.device.tensors.plain` refuses; the message continues "x is …".
+    """
+    kind = type(x)
+    if kind is np.ndarray:
+        return x
+    if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise InvalidArgument(
+                "a masked array, and a mask is neither sent nor saved; pass x.filled(value), or "
+                "x.data and x.mask"
+            )
+        if any(getattr(kind, name) is not getattr(np.ndarray, name) for name in _MEANINGS):
+            raise InvalidArgument(
+                f"a {kind.__module__}.{kind.__qualname__}, which redefines numpy's functions: its "
+                "numbers alone are not its value; pass np.asarray(x), and what else it has apart"
+            )
+        return x
+    return of_torch().plain(x) if is_torch(x) else x
+
+
+_MEANINGS = "__array_ufunc__", "__array_function__"  # a unit, say, is defined by these
+
+
 def is_on_device(x: Any) -> bool:
     """Return whether `x` is an array in a device's memory, of any library."""
     try:
@@ -55,9 +88,10 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     device = find_device(rank, argument, x)
     if is_torch(x):
         tensors = of_torch()
-        why = tensors.why_no_array(x)
-        if why is not None:
-            raise InvalidArgument(f"rank {rank}: {argument} is {why}")
+        try:
+            x = tensors.plain(x)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"rank {rank}: {argument} is {error}") from None
         if x.is_conj() or x.is_neg():
             raise InvalidArgument(
                 f"rank {rank}: {argument} is a tensor that is conjugated or negated only when it "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,6 +14,19 @@ import torch
 from ..errors import InvalidArgument, UnsupportedDtype
 from ..operations import is_numpys
 
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # most tensors
+QUANTIZED = "a quantized tensor; pass x.int_repr() or x.dequantize()"
+WITHOUT_MEMORY = (
+    "a tensor without memory of its own: freed, on the device meta, or of a tracer or a transform "
+    "(torch.func); expected one with memory, such as x.clone() outside of it"
+)
+_INSTEAD = {
+    "DTensor": "pass x.to_local(), or x.full_tensor()",
+    "MaskedTensor": "pass x.get_data() and x.get_mask()",
+    "NestedTensor": "pass x.values() and x.offsets()",
+    "FakeTensor": "it has a shape and no values: call this outside of tracing",
+    "FunctionalTensor": "it has a shape and no values: call this outside of tracing",
+}
 LEGACY = 1  # the default stream's number in the interface; PyTorch's is 0
 
 
@@ -55,17 +69,57 @@ def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Te
     return lambda shape, dtype: torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-def why_no_array(x: torch.Tensor) -> str | None:
-    """Return why a tensor's elements are not a plain array in memory, or None if they are.
+def unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that has the memory of `x`: itself, unless its class says otherwise.
 
-    The reason is text that continues "x is …".
+    A result of a functional collective, which tensor parallelism returns, is waited for.  Classes
+    that redefine only Python functions, as torchvision's do, have memory like Tensor.
+
+    Raises
+    ------
+    InvalidArgument
+        For a class that redefines PyTorch's operators (``__torch_dispatch__``), whose address and
+        strides are a show, and for a lazy parameter; the message continues "x is …".
     """
+    kind = type(x)
+    if kind in PLAIN:
+        return x
+    if torch.nn.parameter.is_lazy(x):
+        raise InvalidArgument("a lazy parameter without a shape; call its module once before")
+    if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
+        return x
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None and isinstance(x, functional.AsyncCollectiveTensor):
+        return unwrapped(x.trigger_wait())
+    advice = _INSTEAD.get(kind.__name__, "pass the tensors that it is made of")
+    raise InvalidArgument(
+        f"a {kind.__module__}.{kind.__qualname__}, which redefines PyTorch's operators: what it "
+        f"shows is not in its memory; expected a torch.Tensor: {advice}"
+    )
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor whose elements are the memory it shows: `x`, or what it stands for.
+
+    Raises
+    ------
+    InvalidArgument
+        For what :func:`unwrapped` refuses, for sparse, nested and quantized tensors, and for those
+        without memory: freed, meta, or of a tracer; the message continues "x is …".
+    """
+    x = unwrapped(x)
     if x.layout is not torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
-        return f"a {kind} tensor; pass a dense one, such as x.to_dense()"
+        raise InvalidArgument(f"a {kind} tensor; pass a dense one, such as x.to_dense()")
     if x.is_quantized:
-        return "a quantized tensor; pass x.int_repr() or x.dequantize()"
-    return None
+        raise InvalidArgument(QUANTIZED)
+    try:
+        there = x.data_ptr() or not x.numel()
+    except RuntimeError:  # tensors of transforms
+        there = False
+    if not there:
+        raise InvalidArgument(WITHOUT_MEMORY)
+    return x
 
 
 def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
@@ -85,15 +139,17 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     UnsupportedDtype
         If numpy, with ml_dtypes, has no such dtype.
     """
-    why = why_no_array(x)
-    if why is None and x.device.type != "cpu":
-        why = f"a tensor on {x.device}; expected one in host memory, such as x.cpu()"
-    if why is None and (x.is_conj() or x.is_neg()):
+    x = plain(x)
+    if x.device.type != "cpu":
+        raise InvalidArgument(
+            f"a tensor on {x.device}; expected one in host memory, such as x.cpu()"
+        )
+    if x.is_conj() or x.is_neg():
         if fill:
-            why = "a tensor that is conjugated or negated on reading, and cannot be written to"
+            raise InvalidArgument(
+                "a tensor that is conjugated or negated on reading, and cannot be written to"
+            )
         x = x.resolve_conj().resolve_neg()
-    if why is not None:
-        raise InvalidArgument(why)
     dtype = dtype_of(x.dtype)
     if isinstance(dtype, str):
         needs = f"; {dtype} needs ml_dtypes: pip install ml_dtypes"

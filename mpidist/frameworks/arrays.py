@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..device.find import find_device
-from ..device.recognise import is_on_device
+from ..device.recognise import is_on_device, plain
 from ..nn import SGD, Adam, Parameter
 from ..nn.optim import before_steps
-from .base import Remove
+from .base import Remove, why_not_plain
 
 
 class Arrays:
@@ -31,8 +31,9 @@ class Arrays:
         return list(once.values())
 
     def why_not(self, module: Any) -> str:
-        """Return an empty string: every module can be wrapped."""
-        return ""
+        """Return which parameter or buffer is not the memory it shows; "" if none."""
+        data = [(name, p.data) for name, p in self.parameters(module)]
+        return why_not_plain([*data, *self.buffers(module)])
 
     def sparse(self, module: Any) -> list[str]:
         """Return an empty list: every gradient is an array."""
@@ -55,8 +56,8 @@ class Arrays:
         return [] if names is None else list(names())
 
     def as_array(self, x: Any) -> np.ndarray:
-        """Return `x`."""
-        return x
+        """Return `x`; InvalidArgument if it is not the memory it shows, as a masked array."""
+        return plain(x)
 
     def from_array(self, array: np.ndarray) -> Any:
         """Return `array`."""
@@ -102,8 +103,8 @@ class Arrays:
         return copy
 
     def copy(self, view: Any, gradient: Any) -> None:
-        """Copy a gradient into a view."""
-        view[...] = gradient
+        """Copy a gradient into a view; InvalidArgument if it is not the memory it shows."""
+        view[...] = plain(gradient)
 
     def clear(self, p: Any) -> None:
         """Fill the gradient with zeros."""

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..device.recognise import on_host
+from ..device.recognise import on_host, plain
 from ..errors import InvalidArgument, Unsupported
 from ..operations import is_numpys
 
@@ -49,6 +49,16 @@ def find_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
     except (AttributeError, TypeError):
         raise InvalidArgument(f"dtype {name!r}: neither numpy nor ml_dtypes has it") from None
+
+
+def why_not_plain(named: Iterable[tuple[str, Any]]) -> str:
+    """Return which of some arrays is not the memory it shows, and why; "" if none."""
+    for name, x in named:
+        try:
+            plain(x)
+        except InvalidArgument as error:
+            return f"{name} is {error}"
+    return ""
 
 
 def nothing(*_: Any) -> None:

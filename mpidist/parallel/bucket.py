@@ -173,9 +173,9 @@ class Bucket:
 
     def adopt(self) -> None:
         """Allocate the buffer, and move existing gradients into it as views; collective."""
-        for p, view in zip(self.parameters, self.views, strict=True):
+        for k, (p, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
-                self.framework.copy(view, p.grad)
+                self._copy(k, p.grad)
                 p.grad = view
 
     def attach(self) -> int:
@@ -232,9 +232,17 @@ class Bucket:
                 self.lent.add(k)
             else:
                 self._check_shape(k, grad)
-                self.framework.copy(view, grad)
+                self._copy(k, grad)
                 self.copies += 1
             p.grad = view
+
+    def _copy(self, k: int, grad: Any) -> None:
+        try:
+            self.framework.copy(self.views[k], grad)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: the gradient of {self.names[k]} is {error}"
+            ) from None
 
     def settle(self) -> None:
         """Check the shapes of the gradients on a single rank, which does not call :meth:`collect`.

@@ -176,7 +176,7 @@ class DDP(NotCopyable):
             "DDP",
             self.framework,
             [*named, *self._guard.frozen],
-            self.framework.buffers(module),
+            [] if reason else self.framework.buffers(module),
             {**options, "sparse gradients": sparse},
             reason or self._ownership.why_not(comm.rank),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device.find import find_device
-from ..device.recognise import is_on_device
+from ..device.recognise import is_on_device, plain
 from ..errors import InvalidArgument, Unsupported, UnsupportedDtype
 from ..frameworks.base import find_dtype
 from ..nn import Module
@@ -116,7 +116,10 @@ def _in_host_memory(x: Any) -> Any:
             f"a numpy stage returned a {type(x).__module__}.{type(x).__name__}: expected arrays "
             "of numpy, or arrays on a GPU"
         )
-    return x
+    try:
+        return plain(x)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"an array between stages is {error}") from None
 
 
 Saved = list[tuple[dict[str, Any], tuple[str, ...]]]

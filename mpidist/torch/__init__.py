@@ -10,6 +10,7 @@
 from typing import Any
 
 try:
+    import torch
     import torch.distributed as dist
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -37,9 +38,9 @@ def _register() -> None:
     rendezvous.register()
     rendezvous.set_variables()
     if not hasattr(dist.Backend, "MPIDIST"):
-        dist.Backend.register_backend(
-            "mpidist", _create, extended_api=True, devices=["cpu", "cuda"]
-        )
+        # Of the devices of a backend, ShardedTensor and others prefer the one that is not the CPU.
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=devices)
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
@@ -63,8 +64,6 @@ def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
     Unsupported
         If the ranks are on several nodes.
     """
-    import torch
-
     group = dist.group.WORLD if group is None else group
     return group.empty(size, dtype or torch.get_default_dtype())
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..communicator.communicator import Communicator, check_communicator
+from ..device import tensors
 from ..errors import InvalidArgument
 
 
@@ -27,7 +28,7 @@ class _Normalise(torch.autograd.Function):
         mean = flat.mean(1) if count else flat.new_zeros(channels)
         squares = (flat - mean[:, None]).square().sum(1)
         mine = torch.cat([mean, squares, mean.new_tensor([count])]).cpu()
-        every = torch.from_numpy(comm.allgather(mine.numpy()[None])).to(x.device)
+        every = torch.from_numpy(comm.allgather(tensors.as_array(mine)[None])).to(x.device)
         counts, means = every[:, -1:], every[:, :channels]
         total = counts.sum()
         if total == 0:
@@ -57,7 +58,7 @@ class _Normalise(torch.autograd.Function):
         sums = torch.stack([grad.double().sum(others), (grad * centred).double().sum(others)])
         found_x = None
         if ctx.needs_input_grad[0]:
-            flat = sums.flatten().cpu().numpy()
+            flat = tensors.as_array(sums.flatten().cpu())
             means = torch.from_numpy(ctx.comm.allreduce(flat)).to(x.device) / total
             first, second = means[:channels], means[channels:] * scale.square()
             found_x = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..device import tensors
 from ..errors import InvalidArgument
 from ..parallel.bucket import Bucket
 from .framework import as_tensor
@@ -35,7 +36,7 @@ class GradBucket:
     def set_buffer(self, buffer: torch.Tensor) -> None:
         """Copy the values of `buffer` into the flat tensor."""
         if buffer is not self._buffer:
-            self._buffer.copy_(buffer.reshape(-1))
+            self._buffer.copy_(tensors.unwrapped(buffer).reshape(-1))
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, views of the flat tensor, in the order of :meth:`parameters`."""

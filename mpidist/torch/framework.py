@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..communicator.communicator import Communicator
 from ..device import tensors
 from ..errors import MpidistError, Unsupported
-from ..frameworks.base import Remove
+from ..frameworks.base import Remove, why_not_plain
 from . import sparse
 
 ELEMENTWISE = (
@@ -118,7 +118,8 @@ class Torch:
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped, "" if it can.
 
-        TorchScript ignores hooks, and a torch.nn.SyncBatchNorm needs torch.distributed.
+        TorchScript ignores hooks, a torch.nn.SyncBatchNorm needs torch.distributed, and parameters
+        and buffers must be the memory they show.
         """
         for name, m in module.named_modules():
             if isinstance(m, torch.nn.SyncBatchNorm) and not _distributed():
@@ -127,12 +128,12 @@ class Torch:
                     "torch.distributed is not initialised: expected the result of "
                     "mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(module, comm)"
                 )
-        if not isinstance(module, torch.jit.ScriptModule):
-            return ""
-        return (
-            f"a {type(module).__name__}, as torch.jit.script and torch.jit.trace make them: "
-            "expected the original module (torch.compile works on it)"
-        )
+        if isinstance(module, torch.jit.ScriptModule):
+            return (
+                f"a {type(module).__name__}, as torch.jit.script and torch.jit.trace make them: "
+                "expected the original module (torch.compile works on it)"
+            )
+        return why_not_plain([*module.named_parameters(), *module.named_buffers()])
 
     def sparse(self, module: Any) -> list[str]:
         """Return the names of parameters of embeddings that were made with ``sparse=True``."""
@@ -215,7 +216,7 @@ class Torch:
 
     def copy(self, view: Any, gradient: Any) -> None:
         """Copy a gradient into `view`: as a dense tensor if it is sparse, and without its graph."""
-        gradient = gradient.detach()
+        gradient = tensors.unwrapped(gradient).detach()
         view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
 
     def clear(self, p: Any) -> None:

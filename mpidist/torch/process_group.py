@@ -59,6 +59,8 @@ try:
 except ImportError:  # an older PyTorch
     CAN_SKIP = False
 
+_distributed_c10d = torch._C._distributed_c10d
+_GIVEN_TO_GRAPHS = _distributed_c10d._allow_inflight_collective_as_graph_input
 _Kind = c10d.ReduceOp.RedOpType
 OPERATIONS = {
     _Kind.SUM: "sum",
@@ -93,13 +95,20 @@ class HostArrays:
         self._kept: dict[tuple[int, int, torch.dtype], np.ndarray] = {}
 
     def of(self, x: Tensor) -> np.ndarray:
-        """Return the flat array on the memory of a contiguous tensor."""
+        """Return the flat array on the memory of a contiguous tensor.
+
+        Raises InvalidArgument if its memory is not its value; the message continues "x is …".
+        """
         key = (x.data_ptr(), x.numel(), x.dtype)
         found = self._kept.get(key)
         if found is None:
             dtype = host.dtype_of(x.dtype)
             if isinstance(dtype, str):  # not a dtype of numpy: it can be sent, but not reduced
                 dtype = np.dtype((np.void, x.element_size()))
+            if x.is_quantized:
+                raise InvalidArgument(host.QUANTIZED)
+            if key[1] and not key[0]:
+                raise InvalidArgument(host.WITHOUT_MEMORY)
             if len(self._kept) >= _MOST_KEPT:
                 self.forget()
             found = self._kept[key] = view_at(*key[:2], dtype)
@@ -131,6 +140,46 @@ def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a group that gets its tensors, also those in lists, from :func:`_plain`.
+
+    torch.compile skips it, and all that it calls.
+    """
+
+    @functools.wraps(method)
+    def call(self: ProcessGroup, *arguments: Any, **named: Any) -> Any:
+        for x in arguments:
+            kind = type(x)
+            if kind is Tensor or not (kind is list or kind is tuple or isinstance(x, Tensor)):
+                continue
+            if kind is list and len(x) == 1 and type(x[0]) is Tensor:  # as torch.distributed calls
+                continue
+            arguments = tuple([_plain(x, self, method) for x in arguments])
+            break
+        if named:
+            named = {name: _plain(x, self, method) for name, x in named.items()}
+        return method(self, *arguments, **named)
+
+    return _uncompiled(call)
+
+
+def _plain(x: Any, group: ProcessGroup, method: Callable[..., Any]) -> Any:
+    """Return the plain tensor for a tensor, or a list of them; anything else as it is.
+
+    A plain tensor's elements are the memory it shows.
+    """
+    if isinstance(x, (list, tuple)):
+        return [_plain(y, group, method) for y in x]
+    if not isinstance(x, Tensor):
+        return x
+    try:
+        # What is dense is copied into one buffer, by PyTorch, which would read freed memory.
+        return host.unwrapped(x) if x.layout is torch.sparse_coo else host.plain(x)
+    except InvalidArgument as error:
+        where = f"rank {group.rank()}: {method.__name__} of group {group.group_name!r}"
+        raise InvalidArgument(f"{where}: a tensor is {error}") from None
+
+
 def _readable(x: Tensor) -> Tensor:
     """Return a contiguous tensor with the elements of `x`: itself, or a copy."""
     if x.is_contiguous() and not x.is_conj() and not x.is_neg():
@@ -139,7 +188,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([_readable(t.detach()).reshape(-1) for t in tensors])
+    return torch.cat([_readable(host.plain(t).detach()).reshape(-1) for t in tensors])
 
 
 def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -714,6 +763,9 @@ class ProcessGroup(dist.ProcessGroup):
         self._queue.put(True)
         if self._coalesced is not None:
             self._coalesced.append(work)
+        if _GIVEN_TO_GRAPHS():
+            for x in outputs:  # for wait_tensor(x) in a graph, as C++ does for its own groups
+                _distributed_c10d._register_work(x, work)
         return work
 
     def _check_alone(self) -> None:
@@ -809,7 +861,13 @@ class ProcessGroup(dist.ProcessGroup):
                 f"takes dense tensors on {' and '.join(DEVICES)}, and sparse COO tensors in "
                 f"all_reduce with SUM: pass x.cpu() or x.to_dense(){BESIDE}"
             )
-        return x.detach().view(-1) if framework.is_there(x) else ARRAYS.of(x)
+        if framework.is_there(x):
+            return x.detach().view(-1)
+        try:
+            return ARRAYS.of(x)
+        except (InvalidArgument, RuntimeError) as error:  # PyTorch's: a tensor of a transform
+            what = error if isinstance(error, InvalidArgument) else host.WITHOUT_MEMORY
+            raise InvalidArgument(f"rank {self._rank}: a tensor is {what}") from None
 
     def _operation(self, op: Any, dtype: torch.dtype) -> tuple[str, Change | None, Change | None]:
         """Return mpidist's name of a reduction, and functions to apply to its input and its result.
@@ -886,7 +944,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- collectives ------------------------------------------------------------------------------
 
-    @_uncompiled
+    @_gated
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Combine a tensor of all ranks elementwise, in place on every rank."""
         (x,) = _list(tensors)
@@ -917,7 +975,7 @@ class ProcessGroup(dist.ProcessGroup):
             )
         x.copy_(add_up(self.comm, x.detach().coalesce()))
 
-    @_uncompiled
+    @_gated
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
         """Combine several tensors of all ranks in place, by one allreduce for each dtype."""
         opts = _options(c10d.AllreduceCoalescedOptions, None, opts)
@@ -940,7 +998,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_reduce_coalesced", act, tensors, opts)
 
-    @_uncompiled
+    @_gated
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
         """Combine a tensor of all ranks elementwise, in place on the root.
 
@@ -966,7 +1024,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("reduce", act, [x], opts)
 
-    @_uncompiled
+    @_gated
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send the root's tensor to all."""
         (x,) = _list(tensors)
@@ -981,7 +1039,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("broadcast", act, [x], opts)
 
-    @_uncompiled
+    @_gated
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send each rank's tensor to all, into a list of tensors; their lengths may differ."""
         (x,) = _list(inputs)
@@ -999,7 +1057,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_gather", act, outs, opts)
 
-    @_uncompiled
+    @_gated
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Send each rank's tensor to all, into one tensor, in rank order."""
         opts = _options(c10d.AllgatherOptions, None, opts)
@@ -1020,7 +1078,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return act
 
-    @_uncompiled
+    @_gated
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -1029,7 +1087,7 @@ class ProcessGroup(dist.ProcessGroup):
         acts = list(map(self._gathering, outputs, inputs))
         return self._run("all_gather_coalesced", _each(acts), outputs, opts)
 
-    @_uncompiled
+    @_gated
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -1055,7 +1113,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("all_gather_coalesced", act, [t for c in columns for t in c], opts)
 
-    @_uncompiled
+    @_gated
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send each rank's tensor to the root, into a list of tensors there, in rank order."""
         (x,) = _list(inputs)
@@ -1080,7 +1138,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("gather", act, outs, opts, [x])
 
-    @_uncompiled
+    @_gated
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send one tensor of the root's list to each rank."""
         (x,) = _list(outputs)
@@ -1101,7 +1159,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._run("scatter", act, [x], opts)
 
-    @_uncompiled
+    @_gated
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
@@ -1116,7 +1174,7 @@ class ProcessGroup(dist.ProcessGroup):
         act = self._reducing("reduce_scatter", x, _joined(given), opts, _counts(given))
         return self._run("reduce_scatter", act, [x], opts)
 
-    @_uncompiled
+    @_gated
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Combine one tensor of each rank elementwise; rank r gets the r-th of equal parts."""
         opts = _options(c10d.ReduceScatterOptions, None, opts)
@@ -1150,7 +1208,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         return act
 
-    @_uncompiled
+    @_gated
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -1162,7 +1220,7 @@ class ProcessGroup(dist.ProcessGroup):
         acts = [self._reducing(call, out, x, opts) for out, x in zip(outputs, inputs)]
         return self._run("reduce_scatter_coalesced", _each(acts), outputs, opts)
 
-    @_uncompiled
+    @_gated
     def all_to_all_single(
         self,
         output: Tensor,
@@ -1216,7 +1274,7 @@ class ProcessGroup(dist.ProcessGroup):
         row = x[0].numel() if x.dim() and x.shape[0] else 0
         return [n * row for n in splits]
 
-    @_uncompiled
+    @_gated
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Any:
@@ -1406,7 +1464,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- messages ---------------------------------------------------------------------------------
 
-    @_uncompiled
+    @_gated
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
         """Send a tensor to the member with rank `peer` in the group."""
         (x,) = _list(tensors)
@@ -1414,7 +1472,7 @@ class ProcessGroup(dist.ProcessGroup):
         given = _readable(x)
         return self._post(what, [given], lambda: self.messages.isend(self._flat(given), peer, tag))
 
-    @_uncompiled
+    @_gated
     def recv(self, tensors: Any, peer: int | None, tag: int = 0) -> Any:
         """Receive a tensor from the member with rank `peer` in the group; from any if None."""
         (x,) = _list(tensors)
@@ -1471,6 +1529,8 @@ def _apart(x: Tensor, out: Tensor) -> Tensor:
     start, nbytes = out.data_ptr(), out.numel() * out.element_size()
     mine = x.data_ptr()
     last = mine + (x.untyped_storage().nbytes() if not x.is_contiguous() else x.nbytes)
+    if not mine:  # no memory, which _flat() refuses
+        return x
     return x.clone() if mine < start + nbytes and start < last and nbytes else x
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint as checkpointed
 
+from ..device import tensors
 from ..errors import InvalidArgument, UnsupportedDtype
 from ..pipeline.loss import MicrobatchLoss
 from ..pipeline.stage import MARK, DevicePlace, SavedActivations
@@ -73,13 +74,14 @@ class TorchTensors(DevicePlace):
 
     def array(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array; a copy if they are not contiguous."""
-        x = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        x = _plain(x).detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
             return self.tensor_messages.outgoing(x)
         return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
     def own(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array on memory of its own, never a view of `x`."""
+        x = _plain(x)
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         copied = framework.is_there(x) and not self.tensor_messages.direct  # to the host
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
@@ -115,6 +117,13 @@ class TorchTensors(DevicePlace):
     def _make(self, name: str, count: int) -> Any:
         """Return an uninitialised flat GPU tensor of `count` elements of the named dtype."""
         return torch.empty(count, dtype=_DTYPES[name], device=framework.DEVICE)
+
+
+def _plain(x: Any) -> Any:
+    try:
+        return tensors.plain(x)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"a tensor between stages is {error}") from None
 
 
 class TorchSaved(SavedActivations):

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from mpidist.errors import InvalidArgument, UnsupportedDtype
+from tests.support.odd_arrays import odd_exposed, odd_ndarrays
 from tests.support.training_kits import NEEDS_TORCH, torch
+
+if torch is not None:
+    from tests.support.odd_arrays import Named, odd_tensors, waiting
 
 needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 N = 4
@@ -270,11 +274,47 @@ def of_every_collective(comm, x):
 
 def test_masks_are_refused(comm):
     """Alike on all ranks, which can go on."""
-    x = np.ma.masked_array(np.ones(2 * comm.size), [1, 0] * comm.size)
-    for call in of_every_collective(comm, x):
-        refuses(comm, call, "x is a masked array", "filled")
-    refuses(comm, lambda: comm.allreduce(np.ones(2), out=np.ma.zeros(2)), "out is a masked array")
+    for x, word in odd_ndarrays(2 * comm.size):
+        for call in of_every_collective(comm, x):
+            refuses(comm, call, "x is a ", word, "pass ")
+        fills = (lambda x=x: comm.allreduce(np.ones(x.shape), out=x), "out is a ", word)
+        refuses(comm, *fills)
+    for x, word in odd_exposed(2 * comm.size):
+        for call in of_every_collective(comm, x):
+            refuses(comm, call, "x is a ", word)
     assert comm.allreduce(1) == comm.size
+
+
+def test_a_mask_in_an_object_arrives(comm):
+    """Objects are pickled whole."""
+    given = np.ma.masked_array([1.0, 2.0], [0, 1 + comm.rank])
+    for found in comm.allgather_object(given):
+        assert found.mask.tolist() == [False, True]
+
+
+@needs_torch
+def test_tensors_that_are_not_the_memory_they_show(comm):
+    """Each was sent as uninitialised memory, or its result dropped."""
+    for x, *words in odd_tensors(2 * comm.size):
+        for call in of_every_collective(comm, x):
+            refuses(comm, call, "x is a", *words)
+        if "meta" not in words:
+            refuses(comm, lambda x=x: comm.allreduce(torch.ones(2), out=x), "out is a", *words)
+    assert comm.allreduce(1) == comm.size
+
+
+@needs_torch
+def test_an_unfinished_result_is_waited_for(comm):
+    """An AsyncCollectiveTensor, as tensor parallelism returns, as input and as output."""
+    want = comm.allreduce(np.arange(2.0 * comm.size))
+    for make in (waiting, torch.nn.Parameter, lambda x: x.as_subclass(Named)):
+        x = make(torch.arange(2.0 * comm.size))
+        for algorithm in ("auto", "ring"):
+            assert comm.allreduce(x, algorithm=algorithm).tolist() == want.tolist()
+        assert comm.iallreduce(x).wait().tolist() == want.tolist()
+        with torch.no_grad():
+            comm.allreduce(x, out=x)
+            assert x.tolist() == want.tolist()
 
 
 def test_what_cannot_be_filled_is_refused(comm):

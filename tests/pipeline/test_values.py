@@ -8,11 +8,13 @@ import pytest
 import mpidist
 from mpidist.errors import InvalidArgument, RankFailed
 from mpidist.nn import Identity, Linear, Module, ReLU, Sequential
-from mpidist.pipeline.array_stage import ArrayStage
+from mpidist.pipeline.array_stage import ArrayStage, ArrayTensors
 from mpidist.pipeline.microbatches import bounds, cut_gradients, form_of
 from mpidist.pipeline.stage import stage_of
 from mpidist.pipeline.values import flatten, select, unflatten
+from tests.support.odd_arrays import odd_ndarrays
 from tests.support.pipeline_kits import mean
+from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 def test_the_remainder_goes_to_the_last():
@@ -216,3 +218,22 @@ def test_a_message_that_never_comes():
 
     with pytest.raises(mpidist.CollectiveTimeout, match="gradient of microbatch 0 for stage 0"):
         mpidist.run_simulated(2, job, faults=mpidist.Faults(drop=drop))
+
+
+def test_arrays_between_stages_are_the_memory_they_show():
+    for x, word in odd_ndarrays(4):
+        for send in (ArrayTensors().array, ArrayTensors().own):
+            with pytest.raises(InvalidArgument, match=f"between stages is .*{word}"):
+                send(x)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_tensors_between_stages_are_the_memory_they_show():
+    from mpidist.torch.stage import TorchTensors
+    from tests.support.odd_arrays import odd_tensors, waiting
+
+    for send in (TorchTensors().array, TorchTensors().own):
+        assert send(waiting(torch.arange(3.0))).tolist() == [0, 1, 2]
+        for x, word, *_ in odd_tensors(4):
+            with pytest.raises(InvalidArgument, match=f"between stages is .*{word}"):
+                send(x)

@@ -18,9 +18,13 @@ from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, shard
 from mpidist.schedule import blocks
 from mpidist.topology import Grid
+from tests.support.odd_arrays import odd_ndarrays
 from tests.support.training_cases import SMALL, train
 from tests.support.training_kits import KITS, fingerprint, torch
 from tests.support.zero_cases import HOOKS
+
+if torch is not None:
+    from tests.support.odd_arrays import Named, odd_tensors, waiting
 
 
 def trainer(comm, kit, optimizer_name, zero, seed=0):
@@ -830,6 +834,25 @@ def incomplete_data_is_an_error(comm, folder):
         comm.barrier()
 
 
+def arrays_that_are_not_their_memory_are_refused(comm, folder):
+    """By path; a mask was dropped without a word.  What has one meaning is saved."""
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    odd = odd_ndarrays(4) + ([] if torch is None else odd_tensors(4))
+    for k, (x, word, *_) in enumerate(odd):
+        with pytest.raises(CheckpointError, match=r"state/w/0 is .*") as caught:
+            checkpoint.save(k, state={"w": [x]})
+        assert word in str(caught.value)
+    assert checkpoint.steps() == []
+    plain = {"matrix": np.ones((2, 2)).view(np.matrix)}
+    if torch is not None:
+        one = torch.arange(4.0)
+        plain |= {"waiting": waiting(one), "parameter": torch.nn.Parameter(one)}
+        plain |= {"named": one.as_subclass(Named)}
+    checkpoint.save(1, state=plain)
+    for name, x in checkpoint.load()["state"].items():
+        assert x.tolist() == plain[name].tolist(), name
+
+
 def the_manifest_is_json(comm, folder):
     folder = same_folder(comm, folder)
     path = Checkpoint(folder, comm).save(4, numbers=np.float32(2.5), half=np.ones(2, np.float16))
@@ -841,6 +864,7 @@ def the_manifest_is_json(comm, folder):
 
 
 CASES = [
+    arrays_that_are_not_their_memory_are_refused,
     save_before_the_first_step,
     damage_is_found_on_every_rank,
     damage_of_any_array_is_found,

@@ -16,6 +16,7 @@ if torch:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
     from mpidist.torch import SyncBatchNorm
+    from tests.support.odd_arrays import Named, TwoTensor, odd_tensors, waiting
 nn = torch.nn if torch else None
 SMALL = {"bucket_bytes": 64, "first_bucket_bytes": 64}
 ONE_AT_A_TIME = threading.Lock()  # TorchScript's compiler is not for the threads of simulated ranks
@@ -850,7 +851,43 @@ def a_hook_of_torch_is_called(comm):
             model(torch.ones(1, 2)).sum().backward()
 
 
+def parameters_that_are_not_their_memory(comm):
+    """Refused when a module is wrapped, on every rank, also where one rank alone has it."""
+    for x, word, *_ in odd_tensors(4):
+        module = nn.Linear(4, 4)
+        if isinstance(x, torch.nn.Parameter) or not x.is_floating_point() or x.is_nested:
+            continue
+        module.register_buffer("odd", x if comm.rank == comm.size - 1 else torch.ones(4))
+        with pytest.raises(InvalidArgument, match=f"module: odd is .*{word}"):
+            DDP(module, comm)
+    module = nn.Linear(4, 4)
+    module.weight = nn.Parameter(TwoTensor(module.weight.detach(), module.weight.detach()))
+    with pytest.raises(InvalidArgument, match="module: weight is .*TwoTensor"):
+        DDP(module, comm)
+
+
+def gradients_that_are_not_their_memory(comm):
+    """Of a subclass: an unfinished result is waited for, another one refused by name."""
+    model = DDP(nn.Linear(2, 1, bias=False), comm)
+    p = model.module.weight
+    want = comm.allreduce(float(comm.rank), op="mean")
+    for make in (waiting, lambda x: x.as_subclass(Named)):
+        model(torch.ones(1, 2))
+        p.grad = make(torch.full((1, 2), float(comm.rank)))
+        model.sync_gradients()
+        if comm.size > 1:
+            assert type(p.grad) is torch.Tensor
+        assert p.grad.tolist() == [[want, want]]
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    p.grad = TwoTensor(torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(InvalidArgument, match=r"the gradient of weight is .*TwoTensor"):
+        model.sync_gradients()
+
+
 CASES = [
+    parameters_that_are_not_their_memory,
+    gradients_that_are_not_their_memory,
     batch_normalisation_over_all_ranks,
     options_of_distributed_data_parallel,
     a_static_graph_is_agreed_upon_once,

@@ -22,6 +22,7 @@ if torch is not None:
     import mpidist.torch
     from mpidist.backends import memory_file
     from mpidist.backends.native import NativeCollectives
+    from tests.support.odd_arrays import Named, odd_tensors
 
     FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
     INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -1067,3 +1068,221 @@ def test_outputs_whose_elements_share_memory(place, how):
             call()
         dist.all_reduce(sum_ := torch.ones(1))
         assert sum_ == size and (x == 1).all(), what
+
+
+# -- tensors that are not the memory they show ----------------------------------------------------
+
+
+def every_call(rank, size, wait):
+    """Yield (name, call): ``call(make)`` returns what a call gives, of tensors ``make(rows)``.
+
+    Each is on tensors of `make` in every place, inputs, outputs and lists; `wait` ends a call.
+    """
+
+    def plain(x):
+        return x.tolist()
+
+    def results(outputs):
+        return [plain(x) for x in outputs]
+
+    def in_place(call):
+        def act(make):
+            x = make(size)
+            wait(call(x))
+            return plain(x)
+
+        return act
+
+    def into(call, rows):
+        def act(make):
+            out = make(rows)
+            wait(call(out, make(size)))
+            return plain(out)
+
+        return act
+
+    def into_list(call):
+        def act(make):
+            outs = [make(size) for _ in range(size)]
+            wait(call(outs, make))
+            return results(outs)
+
+        return act
+
+    def chunks(make):
+        return [make(1) for _ in range(size)]
+
+    root, how = size - 1, {"async_op": wait is not done}
+    yield "all_reduce", in_place(lambda x: dist.all_reduce(x, **how))
+    yield "broadcast", in_place(lambda x: dist.broadcast(x, root, **how))
+    yield "reduce", in_place(lambda x: dist.reduce(x, root, **how))
+    yield "all_gather", into_list(lambda outs, make: dist.all_gather(outs, make(size), **how))
+    yield (
+        "gather",
+        into_list(
+            lambda outs, make: dist.gather(make(size), outs if rank == root else None, root, **how)
+        ),
+    )
+    yield "into_tensor", into(lambda o, x: dist.all_gather_into_tensor(o, x, **how), size * size)
+    yield "reduce_scatter_tensor", into(lambda o, x: dist.reduce_scatter_tensor(o, x, **how), 1)
+    yield "all_to_all_single", into(lambda o, x: dist.all_to_all_single(o, x, **how), size)
+
+    def reduce_scatter(make):
+        out = make(1)
+        wait(dist.reduce_scatter(out, chunks(make), **how))
+        return plain(out)
+
+    def all_to_all(make):
+        outs = chunks(make)
+        wait(dist.all_to_all(outs, chunks(make), **how))
+        return results(outs)
+
+    def coalesced(make):
+        x, y = make(size), make(1)
+        wait(dist.all_reduce_coalesced([x, y], **how))
+        return results([x, y])
+
+    def manager(make):
+        x, y = make(size), make(1)
+        with dist._coalescing_manager(async_ops=how["async_op"]) as block:
+            dist.all_reduce(x)
+            dist.all_reduce(y)
+        wait(block if how["async_op"] else None)
+        return results([x, y])
+
+    def messages(make):
+        out, to, source = make(size), (rank + 1) % size, (rank - 1) % size
+        if how["async_op"]:
+            works = [dist.irecv(out, source), dist.isend(make(size), to)]
+        else:
+            operations = [
+                dist.P2POp(dist.irecv, out, source),
+                dist.P2POp(dist.isend, make(size), to),
+            ]
+            works = dist.batch_isend_irecv(operations)
+        for work in works:
+            work.wait()
+        return plain(out)
+
+    def blocking_messages(make):
+        out, x = make(size), make(size)
+        for turn in (0, 1):
+            if rank == turn:
+                dist.send(x, 1 - rank)
+            elif rank < 2:
+                dist.recv(out, 1 - rank)
+        return plain(out)
+
+    def scatter(make):
+        out = make(size)
+        given = [make(size) for _ in range(size)]
+        wait(dist.scatter(out, given if rank == root else None, root, **how))
+        return plain(out)
+
+    yield "scatter", scatter
+    yield "reduce_scatter", reduce_scatter
+    yield "all_to_all", all_to_all
+    yield "all_reduce_coalesced", coalesced
+    yield "coalescing_manager", manager
+    if size > 1:
+        yield "messages", messages
+        yield "blocking_messages", blocking_messages
+
+
+def done(work):
+    assert work is None
+
+
+def wait_for(work):
+    work.wait()
+
+
+ENDS = [done, wait_for]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wait", ENDS, ids=["blocking", "async"])
+def test_unfinished_results_are_waited_for(place, wait):
+    """An AsyncCollectiveTensor in every place of every call gives what a plain tensor gives."""
+    rank, size = place
+    functional = torch.distributed._functional_collectives
+
+    def plain(rows):
+        return torch.full((rows,), 1.0 + rank)
+
+    def pending(rows):
+        own = [rows if r == rank else 0 for r in range(size)]
+        made = functional.all_to_all_single(plain(rows), own, own, dist.group.WORLD)
+        assert type(made) is functional.AsyncCollectiveTensor
+        return made
+
+    def parameter(rows):
+        return torch.nn.Parameter(plain(rows), requires_grad=False)
+
+    for name, call in every_call(rank, size, wait):
+        want = call(plain)
+        for make in (pending, parameter, lambda rows: plain(rows).as_subclass(Named)):
+            assert call(make) == want, name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wait", ENDS, ids=["blocking", "async"])
+def test_tensors_that_are_not_their_memory(place, wait):
+    """Refused by every call, alike on all ranks, with the type and what to do; none is sent."""
+    rank, size = place
+    kinds = [words for _, *words in odd_tensors(2)]
+    for name, call in every_call(rank, size, wait):
+        for k, words in enumerate(kinds):
+            if words[0] == "a lazy parameter":  # PyTorch's own functions refuse it
+                continue
+            errors = InvalidArgument, NotImplementedError, RuntimeError
+            with pytest.raises(errors) as caught:
+                call(lambda rows, k=k: odd_tensors(max(rows, 2))[k][0])
+            text = str(caught.value)
+            if type(caught.value) is not RuntimeError:  # PyTorch's own, of tensors of transforms
+                said = words[0], "without memory", " has shape", "layout"
+                assert f"rank {rank}: " in text and any(s in text for s in said), (name, text)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == size
+
+
+# -- what PyTorch's own code asks of a backend ----------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather_into_tensor"])
+def test_wait_tensor_waits_for_a_collective_given_to_a_graph(place, call):
+    """As C++ registers the work of its own groups; without, a graph read the old data."""
+    rank, size = place
+    functional = torch.distributed._functional_collectives
+    registered = torch._C._distributed_c10d._get_work_registry_size
+    out, before = torch.zeros(size * 4096), registered()
+    given = out.fill_(1.0) if call == "all_reduce" else torch.ones(4096)
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        if rank == size - 1:
+            time.sleep(0.3)
+        if call == "all_reduce":
+            work = dist.all_reduce(out, async_op=True)
+        else:
+            work = dist.all_gather_into_tensor(out, given, async_op=True)
+        torch.ops._c10d_functional.wait_tensor(out)
+        assert work.is_completed()
+        assert set(out.tolist()) == {size if call == "all_reduce" else 1.0}
+    assert registered() == before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_gpu_none_is_chosen(place):
+    """ShardedTensor and others prefer the device of a backend that is not the CPU."""
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    rank, size = place
+    assert list(dist.BackendConfig(dist.Backend("mpidist")).device_backend_map) == ["cpu"]
+    places = [f"rank:{k}/cpu" for k in range(size)]
+    spec = ChunkShardingSpec(dim=0, placements=places)
+    whole = torch.zeros(2 * size, 2) if rank == 0 else None
+    sharded_tensor.ones(spec, 2 * size, 2).gather(dst=0, out=whole)
+    assert whole is None or whole.eq(1).all()
