@@ -1,12 +1,16 @@
-"""Two allreduces in the background of a computation: mpidist run -n 2 examples/nonblocking.py"""
+"""Two allreduces in the background of a computation.
+
+mpidist run -n 2 examples/nonblocking.py
+"""
 
 import numpy as np
 
 import mpidist
 
 comm = mpidist.init()
+options = {"op": "mean", "algorithm": "ring"}
 gradients = [np.full(100_000, comm.rank + k + 1.0) for k in range(2)]
-works = [comm.iallreduce(g, op="mean", out=g, algorithm="ring") for g in gradients]
+works = [comm.iallreduce(g, out=g, **options) for g in gradients]
 
 inside = 0.0
 while not all(work.test() for work in works):  # test() makes progress
@@ -16,4 +20,5 @@ for k, work in enumerate(works):
     assert work.wait() is gradients[k]  # complete: wait() returns the result
     assert np.all(gradients[k] == (comm.size + 1) / 2 + k)
 if comm.rank == 0:
-    print(f"{comm.size} ranks: means {gradients[0][0]:g} and {gradients[1][0]:g}")
+    means = " and ".join(f"{g[0]:g}" for g in gradients)
+    print(f"{comm.size} ranks: means {means}")

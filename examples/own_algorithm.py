@@ -1,4 +1,7 @@
-"""A user-defined allreduce: half of the data travels to the right, half to the left."""
+"""A user-defined allreduce, half of the data each way round the ring.
+
+mpidist run -n 4 examples/own_algorithm.py
+"""
 
 import numpy as np
 
@@ -7,12 +10,14 @@ from mpidist.schedule import Recv, Reduce, Send, algorithm, on, parallel
 
 
 def lap(rank, size):
-    """Reduce-scatter, then allgather; every message goes to the right neighbour."""
+    """Reduce-scatter, then allgather; every message goes to the right."""
     left, right = (rank - 1) % size, (rank + 1) % size
     for step in range(1, size):
-        yield Send(right, (rank - step) % size), Reduce(left, (rank - step - 1) % size)
+        sent, received = (rank - step) % size, (rank - step - 1) % size
+        yield Send(right, sent), Reduce(left, received)
     for step in range(size - 1):
-        yield Send(right, (rank - step) % size), Recv(left, (rank - step - 1) % size)
+        sent, received = (rank - step) % size, (rank - step - 1) % size
+        yield Send(right, sent), Recv(left, received)
 
 
 @algorithm("allreduce", "two_way_ring", blocks=lambda size: 2 * size)
@@ -30,6 +35,7 @@ def allreduce_two_way_ring(rank, size):
 
 if __name__ == "__main__":
     comm = mpidist.init()
-    total = comm.allreduce(np.full(1000, comm.rank + 1.0), algorithm="two_way_ring")
+    x = np.full(1000, comm.rank + 1.0)
+    total = comm.allreduce(x, algorithm="two_way_ring")
     if comm.rank == 0:
         print(f"{comm.size} ranks: {total[0]:g}")

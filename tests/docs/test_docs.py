@@ -49,6 +49,11 @@ class Command:
         return shlex.split(self.line, comments=True)
 
     @property
+    def runs_an_example(self) -> bool:
+        """Whether it is a script of examples/, whose results are checked."""
+        return " examples/" in self.line
+
+    @property
     def fails(self) -> bool:
         """Whether the page says that it ends with another exit code than 0."""
         return "exit code other than 0" in self.line
@@ -180,6 +185,16 @@ def test_commands(page, tmp_path):
         if command.output and not set(MEASURED) & set(command.words):
             different = command.differs(done.output)
             assert not different, f"{command.line}: {different}"
+        if command.runs_an_example:
+            assert_learned(done.output, command.line)
+
+
+def assert_learned(printed, name):
+    """What an example of training prints are results: few wrong digits, a loss that has fallen."""
+    losses = [float(number) for number in re.findall(r"\bloss ([\d.e+-]+\d)", printed)]
+    assert not losses or losses[-1] < losses[0] / 2, f"{name}: {losses}"
+    found = [float(number) for number in re.findall(r"\baccuracy ([\d.]+)%", printed)]
+    assert all(90 < accuracy <= 100 for accuracy in found), f"{name}: {found}"
 
 
 @pytest.mark.parametrize("page", pages_with(0))
@@ -219,6 +234,13 @@ def test_example(name):
     done = run(mpiexec(2, str(ROOT / "examples" / name)), LIMIT, environment(PYTHONPATH=str(ROOT)))
     assert done.status == 0, done.output
     assert "2 ranks: " in done.output
+    assert_learned(done.output, name)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_says_how_it_is_started(name):
+    text = ast.get_docstring(ast.parse((ROOT / "examples" / name).read_text(encoding="utf-8")))
+    assert re.search(rf"^(.*: )?mpidist run -n \d examples/{name}\b", text, re.M)
 
 
 def test_examples_are_those_of_the_pages():
