@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,13 @@ from ..backends.base import SHORT_BYTES, AllOf, pieces
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
-from ..errors import CollectiveMismatch, CollectiveTimeout, MessageMismatch, unpicklable
+from ..errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    MessageMismatch,
+    RankFailed,
+    unpicklable,
+)
 from .run import Engine
 from .service import Service
 from .work import UNSET, Work, keep
@@ -366,10 +372,24 @@ class PointToPoint:
 
         ``describe(subject)`` describes the messages for the report.
         """
-        service = self.service
+        service, left = self.service, Counter[int]()
+
+        def alarm() -> None:
+            """Raise once a rank has been gone for two alarms: what it sent last has arrived."""
+            left.update(self._gone(subject))
+            gone = [rank for rank, times in left.items() if times > 1]
+            if gone and not test():
+                reason = "; ".join(map(self.backend.board.describe, gone))
+                text = f"{describe(subject)} cannot complete: {reason}"
+                service.door.close(f"the communicator is broken since {text}")
+                raise RankFailed(f"rank {self.place.rank}: {text}")
+
         try:
-            if test() or service.engine.wait(test, service.deadline(timeout)):
+            if test() or service.engine.wait(test, service.deadline(timeout), alarm):
                 return
+        except RankFailed:
+            keep(test)
+            raise
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
         keep(test)
@@ -377,6 +397,21 @@ class PointToPoint:
         late = service.timed_out(described, None, "", timeout)
         service.door.close(f"the communicator is broken since {described} timed out: {late}")
         raise late
+
+    def _gone(self, subject: Any) -> list[int]:
+        """Return the ranks of this node that have left, of those that a wait is for.
+
+        `subject` is a rank, None for any rank, or a list of posted messages.
+        """
+        board, rank = self.backend.board, self.place.rank
+        if isinstance(subject, list):
+            peers = {message.peer for message in subject if not message.ended()}
+        elif subject is None:
+            peers = set(range(self.backend.size)) - {rank}
+        else:
+            peers = {subject}
+        gone = [peer for peer in peers if peer in board.ranks and board.has_left(peer)]
+        return gone if subject is not None or len(gone) == len(peers) else []
 
     # -- posted messages --------------------------------------------------------------------------
 

@@ -101,13 +101,33 @@ class Engine:
         if self not in _pending.engines:
             _pending.engines.append(self)
 
-    def wait(self, test: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until ``test()`` is true, polling pending operations; False past the deadline."""
-        wait = self.backend.wait
-        return self.patiently(lambda until: wait(test, until, self.background()), deadline)
+    def wait(
+        self,
+        test: Callable[[], bool],
+        deadline: float | None,
+        alarm: Callable[[], object] | None = None,
+    ) -> bool:
+        """Wait until ``test()`` is true, polling pending operations; False past the deadline.
 
-    def patiently(self, wait: Callable[[float | None], bool], deadline: float | None) -> bool:
-        """Return the result of ``wait(deadline)``, interrupted to call the alarm now and then."""
+        Parameters
+        ----------
+        test : callable
+            Returns whether the wait is over.
+        deadline : float or None
+            Time of ``time.monotonic``; None for never.
+        alarm : callable, optional
+            Called during a long wait besides the engine's own; raises if the wait is in vain.
+        """
+        wait = self.backend.wait
+        return self.patiently(lambda until: wait(test, until, self.background()), deadline, alarm)
+
+    def patiently(
+        self,
+        wait: Callable[[float | None], bool],
+        deadline: float | None,
+        alarm: Callable[[], object] | None = None,
+    ) -> bool:
+        """Return the result of ``wait(deadline)``, interrupted to call the alarms now and then."""
         if self.alarm is None:
             return wait(deadline)
         until = time.monotonic() + ALARM_SECONDS[0]
@@ -115,6 +135,8 @@ class Engine:
             if wait(until):
                 return True
             self.alarm()
+            if alarm is not None:
+                alarm()
             until = time.monotonic() + ALARM_SECONDS[1]
         return wait(deadline)
 

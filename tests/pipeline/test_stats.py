@@ -19,9 +19,10 @@ def test_record_aligns_the_clocks_of_nodes(tmp_path, monkeypatch, origin):
     comm = SimpleNamespace(
         rank=0,
         name="mpi",
-        allgather_object=lambda mine: [mine, (origin, second, 1)],
+        allgather_object=lambda mine: [mine, (origin, second, 1, "node")],
         broadcast_object=lambda value: value,
     )
     trace = record(comm, last, 1, tmp_path / "run.json")
     begins = [[span.begin for span in part] for part in trace.measured.spans]
     assert begins == [[0.0, 4.0], [1.5, 2.0]]
+    assert '"rank 1 (node)"' in (tmp_path / "run.json").read_text()  # the host of each rank
