@@ -55,7 +55,7 @@ def setup_cfg():
 
 def texts():
     """What users read: the pages, the examples, and messages of the package."""
-    for pattern in ("README.md", "docs/*.rst", "examples/*.py", "slurm/*", "mpidist/**/*.py"):
+    for pattern in ("README.md", "docs/**/*.rst", "examples/*.py", "slurm/*", "mpidist/**/*.py"):
         for path in ROOT.glob(pattern):
             if path.is_file():
                 yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
