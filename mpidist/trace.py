@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import InvalidArgument
+from .foreign import read_file, read_json
 
 LIMIT = 200_000  # events of a rank that are kept, the last ones: about 80 MB, and 40 MB of the file
 FORMAT = "mpidist trace 1"
@@ -309,7 +310,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         If the file cannot be read, or is not a trace of mpidist.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(read_file(path, longest=1 << 30), "it", longest=1 << 30)
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"trace {path}: cannot be read: {error}") from error
     about = data.get("otherData") if isinstance(data, dict) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..communicator.communicator import check_communicator
-from ..errors import CheckpointError, InvalidArgument, MpidistError
+from ..errors import CheckpointError, InvalidArgument
 from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid
@@ -295,7 +295,9 @@ class Checkpoint:
             return keys
 
         keys = self._agree("load", check)[rank]
-        try:
+        loaded: dict[str, Any] = {}
+
+        def restore() -> None:
             for name, value in objects.items():
                 source = source_of(value)
                 state = manifest.state(
@@ -311,10 +313,30 @@ class Checkpoint:
                     value.load_state_dict(state)
                 else:
                     source.set_state(state)
-            others = [name for name in wanted if name not in objects]
-            loaded = {name: manifest.state(name, path, True, keys[name]) for name in others}
-        except CheckpointError as error:
-            raise CheckpointError(f"rank {rank}: load: {error}") from error
+            for name in wanted:
+                if name not in objects:
+                    loaded[name] = manifest.state(name, path, True, keys[name])
+
+        failed: list[Exception] = []
+
+        def try_to() -> str:
+            try:
+                restore()
+            except Exception as error:
+                failed.append(error)
+                return type(error).__name__
+            return ""
+
+        kinds = self._comm.allgather_object(try_to())
+        if failed and len(set(kinds)) == 1 and not isinstance(failed[0], CheckpointError):
+            raise failed[0]  # alike on all ranks
+
+        def tell() -> None:
+            if failed:
+                raise failed[0]
+
+        if any(kinds):
+            self._agree("load", tell)
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
@@ -373,14 +395,14 @@ class Checkpoint:
     def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
         """Call `act` on every rank and return the results of all ranks, in order; collective.
 
-        If it raises OSError, MpidistError or MemoryError on any rank, CheckpointError is raised on
-        every rank; `what` begins the message.
+        If it raises on any rank, CheckpointError is raised on every rank; `what` begins the
+        message.
         """
-        result, wrong = None, ""
+        result, wrong, mine = None, "", None
         try:
             result = act()
-        except (OSError, MpidistError, MemoryError) as error:
-            wrong = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever it is: the others must not wait for this rank
+            wrong, mine = f"{type(error).__name__}: {error}", error
         found = self._comm.allgather_object((result, wrong))
         ranks: dict[str, list[str]] = {}
         for rank, (_, text) in enumerate(found):
@@ -388,7 +410,7 @@ class Checkpoint:
                 ranks.setdefault(text, []).append(str(rank))
         if ranks:
             errors = [f"on rank {', '.join(those)}: {text}" for text, those in ranks.items()]
-            raise CheckpointError(f"rank {self._comm.rank}: {what}: {'; '.join(errors)}")
+            raise CheckpointError(f"rank {self._comm.rank}: {what}: {'; '.join(errors)}") from mine
         return [value for value, _ in found]
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..device.recognise import on_host
 from ..errors import CheckpointError, InvalidArgument, MpidistError
-from ..frameworks.base import adapter, dtype_name, find_dtype, framework_of, library
+from ..foreign import open_regular, read_file, read_json, shown, typed
+from ..frameworks.base import ADAPTERS, adapter, dtype_name, find_dtype, framework_of, library
 from ..schedule import blocks
 from .files import write
 
@@ -398,7 +401,7 @@ class Stored:
     @property
     def count(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def read(self, start: int = 0, stop: int | None = None) -> Any:
         """Return elements `start` to `stop` (exclusive) of the flattened array.
@@ -425,7 +428,7 @@ class Stored:
             piece = flat[first - start : last - start].view(np.uint8)
             offset = segment.offset + (first - segment.start) * self.dtype.itemsize
             try:
-                with open(self.folder / segment.file, "rb") as file:
+                with open_regular(self.folder / segment.file, follow=False) as file:
                     file.seek(offset)
                     there = file.readinto(piece.data)
             except OSError as error:
@@ -450,9 +453,12 @@ def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[st
     `segments` and `itemsize` are from :meth:`Manifest.segments` and :meth:`Manifest.itemsizes`.
     """
     for path, segment in segments:
-        with open(folder / segment.file, "rb") as file:
+        with open_regular(folder / segment.file, follow=False) as file:
+            size = segment.count * itemsize[path]
+            if segment.offset + size > os.fstat(file.fileno()).st_size:
+                return f"{folder / segment.file} is damaged: it ends before {path}"
             file.seek(segment.offset)
-            data = file.read(segment.count * itemsize[path])
+            data = file.read(size)
         if hashlib.sha256(data).hexdigest() != segment.checksum:
             return f"{folder / segment.file} is damaged: the checksum of {path} does not match"
     return ""
@@ -461,6 +467,70 @@ def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[st
 FORMAT = 2
 READ = (1, 2)  # 1 has no "divided"
 NAME = "manifest.json"
+
+
+@dataclass
+class _Content:
+    """The JSON of a manifest; a segment has the fields of :class:`Segment`."""
+
+    format: int
+    step: int
+    ranks: int
+    trees: dict[str, Any]
+    arrays: dict[str, tuple[str, tuple[int, ...], list[tuple[str, int, int, int, str]]]]
+    divided: dict[str, tuple[Literal["rank", "stage"], int]] = field(default_factory=dict)
+
+
+_FILE = re.compile(r"rank-[0-9]{5,}\.(safetensors|bin)")  # .bin in format 1
+
+
+def _check_array(path: str, name: str, shape: tuple[int, ...], segments: Sequence[Segment]) -> None:
+    """Raise TypeError unless an array's segments are all of it, each element once, in its order.
+
+    Only files that a save writes are named, so nothing outside of the folder is read.
+    """
+    try:
+        dtype = find_dtype(name)
+        known = dtype_name(dtype) == name and dtype.itemsize > 0 and not dtype.hasobject
+    except Exception:  # numpy has many, of odd names
+        known = False
+    if not known or dtype.names or dtype.subdtype:
+        raise TypeError(f"{path}: dtype {shown(name[:60])!r} cannot be read here")
+    if min(shape, default=0) < 0 or len(shape) > 32:
+        raise TypeError(f"{path}: shape {shape}: expected at most 32 numbers >= 0")
+    stop = 0
+    for segment in segments:
+        if not _FILE.fullmatch(segment.file) or segment.offset < 0:
+            text = shown(segment.file[:200])
+            raise TypeError(f"{path}: {text!r}, {segment.offset}: not a file of a checkpoint")
+        if segment.start != stop or segment.count < 1:
+            raise TypeError(
+                f"{path}: a segment has {segment.count} elements from {segment.start} on: expected "
+                f"some from {stop} on"
+            )
+        stop += segment.count
+    if stop != math.prod(shape):
+        raise TypeError(f"{path}: segments have {stop} elements, expected {math.prod(shape)}")
+
+
+def _check_tree(tree: Any, path: str, arrays: Mapping[str, Any]) -> None:
+    """Raise TypeError unless a JSON tree has the form that :func:`take_apart` returns."""
+    if isinstance(tree, PLAIN):
+        return
+    (kind, inner), *more = tree.items() if isinstance(tree, dict) and tree else ((None, None),)
+    if kind == "dict" and not more:
+        for key, value in typed(inner, list[tuple[str | int | bool, Any]], path):
+            _check_tree(value, f"{path}/{shown(str(key))}", arrays)
+    elif kind in ("list", "tuple") and not more:
+        for number, value in enumerate(typed(inner, list[Any], path)):
+            _check_tree(value, f"{path}/{number}", arrays)
+    elif not (
+        isinstance(tree, dict)
+        and tree.keys() == {"array", "library"}
+        and tree["array"] in arrays
+        and tree["library"] in ("numpy", "scalar", *filter(None, ADAPTERS))
+    ):
+        raise TypeError(f"{path} is neither a value nor an array of the checkpoint")
 
 
 @dataclass(frozen=True)
@@ -514,23 +584,36 @@ class Manifest:
         CheckpointError
             If the manifest is missing or damaged, or has a format that this version cannot read.
         """
+        where = folder / NAME
         try:
-            checksum, body = (folder / NAME).read_bytes().split(b"\n", 1)
+            checksum, body = read_file(where, follow=False).split(b"\n", 1)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder / NAME} cannot be read: {error}") from None
+            raise CheckpointError(f"{where} cannot be read: {error}") from None
         if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != checksum:
-            raise CheckpointError(f"{folder / NAME} is damaged: its checksum does not match")
-        found = json.loads(body)
-        if found["format"] not in READ:
-            raise CheckpointError(
-                f"{folder / NAME} has format {found['format']}: this version reads {READ}"
-            )
-        arrays = {
-            path: (dtype, tuple(shape), tuple(Segment(*segment) for segment in segments))
-            for path, (dtype, shape, segments) in found["arrays"].items()
-        }
-        divided = {name: (by, count) for name, (by, count) in found.get("divided", {}).items()}
-        return cls(found["step"], found["ranks"], found["trees"], arrays, divided)
+            raise CheckpointError(f"{where} is damaged: its checksum does not match")
+        found = read_json(body, str(where), dict[str, Any], CheckpointError)
+        if found.get("format") not in READ:
+            text = shown(f"{found.get('format')!r:.60}")
+            raise CheckpointError(f"{where} has format {text}: this version reads {READ}")
+        try:
+            content = typed(found, _Content)
+            arrays = {
+                path: (dtype, shape, tuple(Segment(*segment) for segment in segments))
+                for path, (dtype, shape, segments) in content.arrays.items()
+            }
+            for path, array in arrays.items():
+                _check_array(f"arrays.{shown(path)}", *array)
+            for name, tree in content.trees.items():
+                _check_tree(tree, f"trees.{shown(name)}", arrays)
+            for name, (_, count) in content.divided.items():
+                tree = content.trees.get(name)
+                if not isinstance(tree, dict) or len(tree.get("dict", ())) != count:
+                    raise TypeError(f"divided.{shown(name)}: expected {count} states of that name")
+            if content.step < 0 or content.ranks < 1:
+                raise TypeError(f"step {content.step} of {content.ranks} ranks: expected >= 0, > 0")
+        except TypeError as error:
+            raise CheckpointError(f"{where} is damaged: {error}") from None
+        return cls(content.step, content.ranks, content.trees, arrays, content.divided)
 
     def segments(self) -> list[tuple[str, Segment]]:
         """List (path of the array, segment) for all segments, array by array."""

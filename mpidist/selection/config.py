@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, UnknownName
+from ..foreign import read_json
 from .strategy import ALLOWED, Strategy, strategy_for
 
 LEVELS = ("local", "global")
@@ -341,12 +342,7 @@ class CollectiveConfig(Steering):
     @classmethod
     def from_json(cls, text: str) -> CollectiveConfig:
         """Return the configuration in `text` of :meth:`to_json`; ConfigError for other text."""
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"the configuration is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"the configuration is {values!r}: expected a JSON object")
+        values = read_json(text, "the configuration", dict[str, Any], ConfigError)
         _check_known(values)
         return cls(**values)
 

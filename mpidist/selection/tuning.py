@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..calls.call import Call
 from ..errors import ConfigError, MpidistError
+from ..foreign import read_file, read_json
 from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
@@ -135,6 +137,7 @@ def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int
     return min(max(math.ceil(edge), low + 1), high)  # measured sizes keep their candidates
 
 
+LONGEST = 16 << 20  # bytes of a table
 FORMAT = 1
 """Version of the JSON document; other versions are refused."""
 
@@ -198,10 +201,7 @@ class TuningTable:
             If the text is not JSON, not a table, has another version, or has a wrong entry, such as
             one with an unknown algorithm; the message names `source` and the entry.
         """
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{source} is not JSON: {error}") from None
+        content = read_json(text, source, error=ConfigError, longest=LONGEST)
         if not isinstance(content, dict) or "mpidist_tuning" not in content:
             raise ConfigError(f"{source} is not a tuning table: it has no 'mpidist_tuning'")
         if content["mpidist_tuning"] != FORMAT:
@@ -218,20 +218,24 @@ class TuningTable:
     def load(cls, path: str | os.PathLike) -> TuningTable:
         """Return the table of a file; ConfigError, with path and reason, if it cannot be read."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_file(path, longest=LONGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            why = (error.strerror or error) if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"{os.fspath(path)}: {why}") from None
         return cls.from_json(text, os.fspath(path))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the table to a file, which is replaced atomically."""
-        beside = Path(f"{os.fspath(path)}.{os.getpid()}.new")
+        handle, beside = tempfile.mkstemp(".new", dir=Path(path).parent)
         try:
-            beside.write_text(self.to_json(), encoding="utf-8")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                mask = os.umask(0)
+                os.umask(mask)
+                os.fchmod(file.fileno(), 0o666 & ~mask)  # mkstemp's is for its owner only
             os.replace(beside, path)
         finally:
-            beside.unlink(missing_ok=True)
+            Path(beside).unlink(missing_ok=True)
 
 
 def _ranks(ranks_per_node: tuple[int, ...]) -> str:
@@ -271,7 +275,7 @@ def _read(entry: Any, where: str) -> TuningEntry:
             int(size): {str(candidate): float(us) * 1e-6 for candidate, us in at.items()}
             for size, at in entry["times_us"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{where}: expected 'choose' to be a list of {{from, algorithm}}, and 'times_us' an "
             f"object of {{algorithm: µs}} by bytes ({type(error).__name__}: {error})"
@@ -279,7 +283,7 @@ def _read(entry: Any, where: str) -> TuningEntry:
     starts = [first for first, _ in choose]
     if not choose or starts[0] != 0 or starts != sorted(set(starts)):
         raise ConfigError(f"{where}: 'choose' has from={starts}: expected 0, then ascending sizes")
-    if any(size < 0 or not us > 0 for size, at in times.items() for us in at.values()):
+    if any(size < 0 or not 0 < us < math.inf for size, at in times.items() for us in at.values()):
         raise ConfigError(f"{where}: 'times_us': expected times > 0 and sizes >= 0")
     for _, candidate in choose:
         _check_name(key.collective, candidate, where)

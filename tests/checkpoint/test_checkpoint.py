@@ -1,6 +1,10 @@
 """Checkpoints on simulated ranks; and what a kill leaves."""
 
+import hashlib
+import json
+import os
 import pickle
+import random
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +19,8 @@ from tests.support import checkpoint_cases as cases
 from tests.support.processes import environment, run
 from tests.support.training_kits import KITS
 
+# Forged manifests; many more in `make stress`.
+FORGED = 5000 if os.environ.get("MPIDIST_TEST_PROFILE") == "stress" else 150
 JOB = Path(__file__).with_name("killed_job.py")
 
 
@@ -157,3 +163,140 @@ def test_a_state_nested_too_deep_is_refused_at_save(make, tmp_path):
                 checkpoint.save(2, v=nested(depth))
 
     run_simulated(2, act)
+
+
+def rewrite(file, change):
+    """Change a manifest, and give it the right checksum."""
+    content = json.loads(file.read_bytes().split(b"\n", 1)[1])
+    changed = change(content)
+    content = content if changed is None else changed
+    body = json.dumps(content).encode()
+    file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n")
+
+
+def all_values(tree, path=()):
+    """Yield the path of each value in a JSON tree."""
+    yield path
+    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    for key, value in inner.items() if isinstance(inner, dict) else ():
+        yield from all_values(value, (*path, key))
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1.5,
+    "",
+    "S0",
+    "O,O",
+    "../../secret",
+    "/etc/passwd",
+    "fifo",
+    [],
+    {},
+)
+ODD += ([["x"]], {"dict": 1}, {"array": "no", "library": "os"}, "rank-00000.bin", float("nan"))
+
+
+def loads_or_is_refused(folder, file, change):
+    """Load a forged checkpoint on two ranks: equal values, or CheckpointError on both."""
+    kept = file.read_bytes()
+    rewrite(file, change)
+
+    def load(comm):
+        comm.timeout = 20
+        try:
+            with np.printoptions(threshold=10**9):
+                return str(Checkpoint(folder, comm).load())
+        except CheckpointError:
+            return "refused"
+
+    found = run_simulated(2, load)
+    file.write_bytes(kept)
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def forgeries(content, count):
+    """Yield changes of a manifest: a field takes another value, or goes, or is there twice."""
+    draw, paths = random.Random(count), [path for path in all_values(content) if path]
+    for _ in range(count):
+        path, odd, how = draw.choice(paths), draw.choice(ODD), draw.randrange(4)
+
+        def change(tree, path=path, odd=odd, how=how):
+            for key in path[:-1]:
+                tree = tree[key]
+            if how == 0:
+                del tree[path[-1]]
+            elif how == 1 and isinstance(tree, list):
+                tree.append(tree[path[-1]])
+            else:
+                tree[path[-1]] = odd
+
+        yield path, odd, how, change
+
+
+def test_forged_checkpoints_are_refused(tmp_path):
+    """No forged manifest reads another file, hangs, or returns memory that nobody wrote."""
+    state = {"w": np.arange(20_000, dtype="f4"), "n": [1, (2.5, "x")], "s": np.float32(3)}
+    path = run_simulated(2, lambda c: Checkpoint(tmp_path, c).save(7, state=state, n=3))[0]
+    file, secret = path / "manifest.json", tmp_path / "secret"
+    secret.write_text("x" * 100)
+    os.mkfifo(path / "rank-00009.safetensors")
+    os.symlink(secret, path / "rank-00008.safetensors")
+    content = json.loads(file.read_bytes().split(b"\n", 1)[1])
+    first, digest = content["arrays"]["state/w"][2][0], hashlib.sha256(b"").hexdigest()
+
+    def segments(*new):
+        return lambda tree: tree["arrays"]["state/w"].__setitem__(2, [list(s) for s in new])
+
+    def steal(tree):
+        tree["arrays"]["state/w"] = ["S0", [17], [[str(secret), 0, 0, 17, digest]]]
+
+    must_fail = [
+        steal,
+        segments(first, first),
+        segments(["rank-00009.safetensors", *first[1:]]),
+        segments(["rank-00008.safetensors", *first[1:]]),
+        segments(["../secret", *first[1:]]),
+        segments([first[0], "0", *first[2:]]),
+        lambda tree: [],
+    ]
+    for change in must_fail:
+        assert loads_or_is_refused(tmp_path, file, change) == "refused"
+    good = loads_or_is_refused(tmp_path, file, lambda tree: None)
+    assert good != "refused"
+    for at, odd, how, change in forgeries(content, FORGED):
+        found = loads_or_is_refused(tmp_path, file, change)
+        values = at[0] in ("step", "trees")  # a forged value of a state is a value
+        assert values or found in ("refused", good), (at, odd, how, found[:200])
+
+
+def test_an_error_of_one_rank_is_known_on_all(tmp_path):
+    """What a state of the user raises on one rank is CheckpointError on all."""
+
+    class Model:
+        def __init__(self, comm, where):
+            self.comm, self.where = comm, where
+
+        def state_dict(self):
+            if self.where == "save" and self.comm.rank == 1:
+                raise RuntimeError("no state on rank 1")
+            return {"w": np.ones(3)}
+
+        def load_state_dict(self, state):
+            if self.where == "load" and self.comm.rank == 1:
+                raise KeyError("no key on rank 1")
+
+    def act(comm):
+        checkpoint = Checkpoint(tmp_path, comm)
+        with pytest.raises(CheckpointError, match="on rank 1: RuntimeError: no state"):
+            checkpoint.save(1, model=Model(comm, "save"))
+        checkpoint.save(1, model=Model(comm, ""))
+        with pytest.raises(CheckpointError, match="on rank 1: KeyError: .*no key"):
+            checkpoint.load(model=Model(comm, "load"))
+
+    run_simulated(3, act)

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -88,6 +89,7 @@ def document(**changes):
     ("content", "told"),
     [
         ("{", "t.json is not JSON"),
+        ("[" * 100_000, "t.json is nested too deep"),
         ([], "t.json is not a tuning table"),
         ({"rows": []}, "t.json is not a tuning table"),
         ({"mpidist_tuning": 7, "entries": []}, "t.json: version 7 of the table: .* 1"),
@@ -501,3 +503,42 @@ def test_impossible_levels_fall_back_to_the_rules():
     candidate = chosen(tuning, call, means=means_of())
     assert candidate.name == "native"
     assert candidate.why.endswith("names hierarchical/direct/ring, but that is not registered")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "fifo"])
+def test_only_regular_files_are_tables(path, tmp_path):
+    """A device without an end, or a pipe without a writer, would be waited for."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        TuningTable.load(tmp_path / path)
+
+
+def test_numbers_beyond_floats_are_refused(tmp_path):
+    table = json.dumps(
+        {
+            "mpidist_tuning": 1,
+            "entries": [
+                {
+                    "library": "Open MPI 5.0.11",
+                    "ranks_per_node": [2],
+                    "kind": "float",
+                    "collective": "allreduce",
+                    "memory": "private",
+                    "choose": [{"from": 0, "algorithm": "ring"}],
+                    "times_us": {"8": {"ring": 5.0}},
+                }
+            ],
+        }
+    )
+    assert TuningTable.from_json(table, "t.json").entries
+    for old, new in (('"from": 0', '"from": Infinity'), ("5.0", "1" + "0" * 400), ("5.0", "NaN")):
+        with pytest.raises(ConfigError, match=r"t\.json: entry 0"):
+            TuningTable.from_json(table.replace(old, new), "t.json")
+
+
+def test_a_table_is_not_saved_through_a_name_that_others_can_foresee(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    os.symlink("precious", tmp_path / f"t.json.{os.getpid()}.new")
+    TuningTable().save(tmp_path / "t.json")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert TuningTable.load(tmp_path / "t.json").entries == {}

@@ -829,7 +829,7 @@ def incomplete_data_is_an_error(comm, folder):
             digest = hashlib.sha256(text.encode()).hexdigest()
             (path / "manifest.json").write_text(f"{digest}\n{text}\n")
         comm.barrier()
-        with pytest.raises(CheckpointError, match=r"from 0 on of an array, expected 40000"):
+        with pytest.raises(CheckpointError, match=r"state/weight.*(expected 40000|from \d+ on)"):
             checkpoint.load()
         comm.barrier()
 
