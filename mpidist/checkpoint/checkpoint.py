@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..communicator.communicator import check_communicator
-from ..errors import CheckpointError, InvalidArgument
+from ..errors import CheckpointError, InvalidArgument, MpidistError
 from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid
@@ -402,7 +402,8 @@ class Checkpoint:
         try:
             result = act()
         except Exception as error:  # whatever it is: the others must not wait for this rank
-            wrong, mine = f"{type(error).__name__}: {error}", error
+            wrong = f"{type(error).__name__}: {error}"
+            mine = None if isinstance(error, MpidistError) else error  # that says it all
         found = self._comm.allgather_object((result, wrong))
         ranks: dict[str, list[str]] = {}
         for rank, (_, text) in enumerate(found):
