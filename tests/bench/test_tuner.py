@@ -158,7 +158,7 @@ def test_times(text, seconds):
 
 
 def test_tune_and_verify_on_simulated_ranks(tmp_path):
-    settings = TuningSettings(["reduce", "barrier"], [8, 1024], "float32", 2.0)
+    settings = TuningSettings(["reduce", "barrier"], [8, 1024], "float32", 20.0)
 
     def run(comm):
         tables = []
@@ -176,7 +176,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
     assert set(entry.times[8]) >= set(WAYS) and entry.choose[0][0] == 0
 
     def check(comm):
-        found = verify(comm, TuningSettings(["reduce"], between([8, 1024]), "float32", 2.0))
+        found = verify(comm, TuningSettings(["reduce"], between([8, 1024]), "float32", 20.0))
         return [(r.bytes, r.candidate, r.figures["regret"]) for r in found.regrets], found.wrong
 
     (regrets, wrong), other = run_simulated(2, check, tuning=table)
