@@ -148,11 +148,14 @@ def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: ProcessGroup, *arguments: Any, **named: Any) -> Any:
+        single = False
         for x in arguments:
             kind = type(x)
             if kind is Tensor or not (kind is list or kind is tuple or isinstance(x, Tensor)):
                 continue
-            if kind is list and len(x) == 1 and type(x[0]) is Tensor:  # as torch.distributed calls
+            # As torch.distributed calls most; two lists are those of an alltoall of one rank.
+            if kind is list and len(x) == 1 and type(x[0]) is Tensor and not single:
+                single = True
                 continue
             arguments = tuple([_plain(x, self, method) for x in arguments])
             break

@@ -28,7 +28,7 @@ def watch(comm):
         taken.append(found.name)
         return found
 
-    comm._service.chooser.candidate = watching
+    comm._service.chooser.choose = watching
     return taken
 
 
@@ -170,7 +170,7 @@ def test_thresholds_steer_auto(comm):
         used.append(found.name)
         return found
 
-    ring._service.chooser.candidate = watching
+    ring._service.chooser.choose = watching
     for name in ("auto", "ring", "native", "tree:4", "tree"):
         assert ring.allreduce(1, algorithm=name) == p
     assert list(dict.fromkeys(used)) == ["tree:3", "ring", "native", "tree:4", "tree"]

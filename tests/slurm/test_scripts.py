@@ -19,7 +19,7 @@ SCRIPTS = {
     "test": (ONE_EACH, TESTS, r"[1-9]\d* passed"),
     "bench": (("--nodes=3", "--ntasks-per-node=1"), [], r"alltoall"),
     "tune": (ONE_EACH, QUICK, r"1 size measured"),
-    "train_ddp": (ONE_EACH, [], r"2 ranks: .* right: True"),
+    "train_ddp": (ONE_EACH, [], r"2 ranks: accuracy 9\d\.\d%"),
     "train_pipeline": (ONE_EACH, [], r"2 ranks, 1 x 2 stages: .* True"),
     "train_gpu": ((*ONE_EACH, "--gres=gpu:1"), [], r"2 ranks on the host: .* right: True"),
     "train_requeue": (ONE_EACH, ["2"], r"steps, parameters [0-9a-f]{64}"),
