@@ -12,6 +12,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from ..errors import CommunicatorBroken, CommunicatorInUse
 from .call_site import PACKAGE, WITHIN
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_LOOKS = 20  # for a caller inside, before a token counts as lost
 _PROCESS = {"forked from": ""}  # in a forked child, which process it was forked from
 
 
@@ -100,8 +102,19 @@ class Door:
         CommunicatorInUse
             If another thread is inside, or this one; it names both places.
         """
+        # Whoever was inside may have left by now, and even be inside again: only a token that stays
+        # away while nobody is seen inside was lost.
+        for _ in range(_LOOKS):
+            self._refuse_beside_another(sys._getframe(1))
+            try:
+                return self.take()
+            except IndexError:
+                time.sleep(1e-4)
+
+    def _refuse_beside_another(self, frame: FrameType) -> None:
+        """Raise if the door is closed or somebody is inside; `frame` is the caller's."""
         self.check()
-        mine = list(_outwards(sys._getframe(1)))
+        mine = list(_outwards(frame))
         me = threading.get_ident()
         # My own frames up to the first of the user are this refused call's.
         own = next((i for i, frame in enumerate(mine) if not _within(frame)), len(mine))
@@ -115,8 +128,8 @@ class Door:
                 "the call afterwards"
             ) from None
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            inside = "" if ident == me else self._held(list(_outwards(frame)))
+        for ident, other in sys._current_frames().items():
+            inside = "" if ident == me else self._held(list(_outwards(other)))
             if inside:
                 raise CommunicatorInUse(
                     f"rank {self._rank}: {what} ({where}) was called in thread {names.get(me)!r} "

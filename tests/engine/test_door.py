@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mpidist.engine.door import Door
 from tests.support.processes import environment, run
 
 JOB = Path(__file__).with_name("test_door_mpi.py")
@@ -22,3 +23,13 @@ def test_a_forked_childs_end_is_nothing_to_the_job(tmp_path, how, status, traced
     assert "failed" not in done.output and done.seconds < 30, done.output
     assert ("ValueError: in the child" in done.output) == (how == "raise")
     assert not traced or Path(trace).stat().st_size > 100
+
+
+def test_a_caller_whose_holder_leaves_meanwhile_takes_its_place(monkeypatch):
+    """Else a third caller would find the token, and two be inside."""
+    door = Door(0)
+    door.take()
+    monkeypatch.setattr(sys, "_current_frames", lambda: door.leave() or {})
+    door.refuse()
+    with pytest.raises(IndexError):
+        door.take()

@@ -78,7 +78,9 @@ def test_an_operation_that_calls_its_communicator_is_refused(comm, own, backgrou
     if comm.size > 1:  # else nothing is combined
         assert comm.allreduce(len(refused)) > 0
     for name, text in refused.items():
-        assert f"rank {comm.rank}: " in text and " inside " in text, name
+        # In the background any thread of this process may combine, such as that of a store.
+        assert f"rank {comm.rank}: " in text, name
+        assert " inside " in text or (background and " while thread " in text), name
         assert text.count(os.path.basename(__file__)) == 2, text  # both places
     assert not refused or refused.keys() == entries(comm).keys()
     assert made.allreduce(1) == comm.size  # none of them has begun anything
