@@ -26,9 +26,9 @@ def test_tests_are_in_files_that_pytest_collects():
 def test_kind_of():
     """By the last word of the name, or by the folder."""
     room = TESTS / "gpu"
-    assert kind_of(room / "test_paths.py") == "serial"
+    assert kind_of(room / "test_executors.py") == "serial"
     for kind in ("mpi", "cuda", "alone"):
-        assert kind_of(room / f"test_paths_{kind}.py") == kind
+        assert kind_of(room / f"test_executors_{kind}.py") == kind
     assert kind_of(room) is None and kind_of(TESTS / "slurm") == "slurm"
     assert kind_of(TESTS / "slurm" / "test_ends.py") is None  # the folder was asked
 

@@ -1,4 +1,4 @@
-"""``mpidist bench gpu``: each path of arrays on a GPU, and bare copies to compare with."""
+"""``mpidist bench gpu``: each executor of arrays on a GPU, and bare copies to compare with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..errors import InvalidArgument, Unsupported
+from ..gpu.executors import CLASSES, ORDER, VARIABLE
 from ..gpu.ipc import NEEDS
-from ..gpu.paths import CLASSES, ORDER, VARIABLE
 from ..measure import busbw
 from .results import Refusal, Results, Row, make_header
 
@@ -27,7 +27,7 @@ COPIES = 5  # measurements of a copy; their median counts
 class DeviceCase:
     """A collective of `count` elements with its arrays on the GPU, and its expected result.
 
-    `symmetric` places the array that the path "ipc" needs in symmetric memory.  Values are small,
+    `symmetric` places the array that "ipc" needs in symmetric memory.  Values are small,
     so that sums are exact.
     """
 
@@ -57,9 +57,9 @@ class DeviceCase:
 
     @property
     def taken(self) -> set[str]:
-        """Names of the paths that this communicator uses and that have this collective."""
-        paths = self._comm.gpu.paths
-        return {p.name for p in paths if p.taken and self._collective in CLASSES[p.operations]}
+        """Names of the executors that this communicator uses and that have this collective."""
+        found = [c for c in self._comm.gpu.candidates if c.taken]
+        return {c.name for c in found if self._collective in CLASSES[c.operations]}
 
     def fill(self) -> None:
         """Write the input, and clear the result of the previous call."""
@@ -144,7 +144,7 @@ def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 
-def measure_paths(
+def measure_executors(
     comm: Communicator,
     collectives: Sequence[str],
     sizes: Sequence[int],
@@ -152,10 +152,10 @@ def measure_paths(
     iterations: int,
     copies: Copies,
 ) -> Results:
-    """Measure each collective on each path of GPU arrays; collective.
+    """Measure each collective on each executor of GPU arrays; collective.
 
-    Calls that a path cannot serve are in ``Results.unsupported``.  The figure ``of_copies`` of a
-    row is the time of the copies that the path cannot do without, divided by the measured time.
+    Calls that an executor cannot serve are in ``Results.unsupported``.  The figure ``of_copies`` of
+    a row is the time of the copies that the executor cannot do without, over the measured time.
 
     Parameters
     ----------
@@ -173,11 +173,11 @@ def measure_paths(
         Rates of :func:`measure_copies`.
     """
     results = Results(benchmark="gpu")
-    for path in ORDER:
-        with forced(comm, path) as sub:
+    for executor in ORDER:
+        with forced(comm, executor) as sub:
             for collective in collectives:
                 for nbytes in sizes:
-                    measured = _row(sub, collective, path, nbytes, dtype, iterations, copies)
+                    measured = _row(sub, collective, executor, nbytes, dtype, iterations, copies)
                     if isinstance(measured, Row):
                         results.rows.append(measured)
                     else:
@@ -187,13 +187,13 @@ def measure_paths(
 
 
 @contextmanager
-def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
-    """Yield a communicator of the same ranks that uses `path` for arrays on GPUs; collective.
+def forced(comm: Communicator, executor: str) -> Iterator[Communicator]:
+    """Yield a communicator of the same ranks that uses `executor` for arrays on GPUs; collective.
 
-    Within the block the environment variable that chooses the path is set; it is restored then.
+    Within the block the environment variable that chooses the executor is set; it is restored then.
     """
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = path
+    os.environ[VARIABLE] = executor
     backend = comm.backend.split(0, comm.rank)
     assert backend is not None
     sub = Communicator(backend, comm.config)
@@ -209,7 +209,7 @@ def forced(comm: Communicator, path: str) -> Iterator[Communicator]:
 def _row(
     comm: Communicator,
     collective: str,
-    path: str,
+    executor: str,
     nbytes: int,
     dtype: np.dtype,
     iterations: int,
@@ -218,40 +218,40 @@ def _row(
     count = nbytes // dtype.itemsize // comm.size * comm.size
     nbytes = count * dtype.itemsize
     try:
-        case = DeviceCase(comm, collective, count, dtype, path == "ipc")
+        case = DeviceCase(comm, collective, count, dtype, executor == "ipc")
         case.call()
     except Unsupported as error:
-        return Refusal(collective, path, nbytes, str(error).partition(": ")[2])
-    if path not in case.taken:
+        return Refusal(collective, executor, nbytes, str(error).partition(": ")[2])
+    if executor not in case.taken:
         case.free()
-        return Refusal(collective, path, nbytes, f"{path} does not serve {collective}")
+        return Refusal(collective, executor, nbytes, f"{executor} does not serve {collective}")
     stream = find_device().current_stream()
     seconds = []
     for _ in range(iterations + 1):
         case.fill()
         seconds.append(slowest(comm, case.call, stream))
     median = statistics.median(seconds[1:])
-    row = Row(collective, path, comm.size, 1e6 * median, bytes=nbytes, dtype=dtype.name)
+    row = Row(collective, executor, comm.size, 1e6 * median, bytes=nbytes, dtype=dtype.name)
     row.correct = bool(comm.allreduce(np.array([case.correct()]), "and")[0])
     row.busbw_gbs = busbw(collective, nbytes, median, comm.size)
     case.free()
-    bound = _bound(collective, path, nbytes, comm.size, copies)
+    bound = _bound(collective, executor, nbytes, comm.size, copies)
     if bound is not None:
         row.figures["of_copies"] = bound / median
     return row
 
 
-def _bound(collective: str, path: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
-    """Return the seconds of the copies that an allreduce by `path` cannot avoid.
+def _bound(collective: str, executor: str, nbytes: int, ranks: int, copies: Copies) -> float | None:
+    """Return the seconds of the copies that an allreduce by `executor` cannot avoid.
 
     That is the least time, at the rates of `copies`, for `nbytes` on each of `ranks`.  None for
-    other collectives, and for paths whose copies are not known.
+    other collectives, and for executors whose copies are not known.
     """
     if collective != "allreduce":
         return None
-    if path == "ipc":  # every rank's input is read, and every rank's result written
+    if executor == "ipc":  # every rank's input is read, and every rank's result written
         return 2 * ranks * nbytes / copies.on_device
-    if path == "staged":  # to the host and back, at the same time
+    if executor == "staged":  # to the host and back, at the same time
         return ranks * nbytes / min(copies.to_host, copies.from_host)
     return None
 
@@ -263,15 +263,15 @@ def measure_gpu(
     dtype: np.dtype,
     iterations: int,
 ) -> Results:
-    """Measure collectives on each path of GPU arrays, and bare copies; collective.
+    """Measure collectives on each executor of GPU arrays, and bare copies; collective.
 
     `collectives` are names out of :data:`COLLECTIVES`, all of them if empty; for the other
-    parameters see :func:`measure_paths`.
+    parameters see :func:`measure_executors`.
 
     Raises
     ------
     InvalidArgument
-        If a collective has no path to measure.
+        If a collective has no executor to measure.
     Unsupported
         If a rank has no GPU, or no cupy.
     """
@@ -284,7 +284,7 @@ def measure_gpu(
         raise Unsupported(f"bench gpu needs cupy, and a GPU for each rank: {error}") from None
     device = find_device()
     copies = measure_copies(comm, max(*sizes, 1 << 20))
-    results = measure_paths(
+    results = measure_executors(
         comm, tuple(collectives) or COLLECTIVES, sizes, dtype, iterations, copies
     )
     gpus = comm.allgather_object(f"{device.describe()} {device.identity()}")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..bench.results import knobs, versions
 from ..device.find import find_device, list_gpus, why_no_device
-from ..gpu.paths import CLASSES, Path, table, this_rank
+from ..gpu.executors import CLASSES, GpuCandidate, table, this_rank
 from ..launcher.allocation import cores
 from ..measure import counted, format_size
 from ..schedule.contract import COLLECTIVES
@@ -42,8 +42,8 @@ SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
 def info_command(links: bool, as_json: bool) -> None:
     """Print the MPI library, the machine, the network, and the choices of "auto".
 
-    The choices include the paths of arrays on a GPU.  With --links, the cost model is calibrated
-    with the measured links; between nodes "auto" chooses by it.
+    The choices include the executors of arrays on a GPU.  With --links, the cost model is
+    calibrated with the measured links; between nodes "auto" chooses by it.
     """
     import mpidist
 
@@ -76,7 +76,7 @@ def info_command(links: bool, as_json: bool) -> None:
     choices = _choices(comm)
     reasons = comm.allgather_object(why_no_device())
     native = comm.backend.native is not None
-    paths = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
+    candidates = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
     if as_json:
         content = {
             "versions": versions(),
@@ -97,12 +97,12 @@ def info_command(links: bool, as_json: bool) -> None:
             "gpu_missing": [
                 {"rank": rank, "note": why} for rank, why in enumerate(reasons) if why is not None
             ],
-            "gpu_paths": [
+            "gpu_executors": [
                 {
-                    **{"operations": path.operations, "path": path.name},
-                    **{"taken": path.taken, "note": path.why},
+                    **{"operations": c.operations, "executor": c.name},
+                    **{"taken": c.taken, "note": c.why},
                 }
-                for path in paths
+                for c in candidates
             ],
         }
         click.echo(json.dumps(content, indent=1))
@@ -122,7 +122,7 @@ def info_command(links: bool, as_json: bool) -> None:
     show(console, chosen)
     console.print(f"\narrays on a GPU: {_device(reasons)}", markup=False)
     if None in reasons:
-        show(console, _tabulate(paths, console))
+        show(console, _tabulate(candidates, console))
 
 
 def _surroundings(hosts: list[str]) -> dict[str, str]:
@@ -201,15 +201,15 @@ def _device(reasons: list[str | None]) -> str:
     return f"none on rank {rank}: {reason}"
 
 
-def _tabulate(paths: list[Path], console: Console) -> Table:
-    """Return a table of the paths of GPU arrays: whether each is taken, and why.
+def _tabulate(candidates: list[GpuCandidate], console: Console) -> Table:
+    """Return a table of the executors of GPU arrays: whether each is taken, and why.
 
-    It is grouped by classes of operations, such as reductions, which take the same path.
+    It is grouped by classes of operations, such as reductions, which go to the same executor.
     """
-    made = make_table(console, "=operations", "=path", "=taken", "why")
+    made = make_table(console, "=operations", "=executor", "=taken", "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"
-        for path in (p for p in paths if p.operations == operations):
-            made.add_row(first, path.name, "yes" if path.taken else "", path.why)
+        for c in (c for c in candidates if c.operations == operations):
+            made.add_row(first, c.name, "yes" if c.taken else "", c.why)
             first = ""
     return made

@@ -29,8 +29,8 @@ from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
 from ..gpu.assignment import use_gpu as choose_gpu
+from ..gpu.executors import GpuExecutors
 from ..gpu.messages import GpuMessages
-from ..gpu.paths import GpuPaths
 from ..gpu.service import GpuService
 from ..operations import Op, find_op
 from ..schedule.registry import SYMMETRIC
@@ -234,8 +234,8 @@ class Communicator:
         return self._messages.width - 1
 
     @property
-    def gpu(self) -> GpuPaths:
-        """The paths (NCCL, IPC, …) of GPU arrays; the first use is collective and needs a GPU."""
+    def gpu(self) -> GpuExecutors:
+        """The executors (NCCL, IPC, …) of GPU arrays; the first use is collective, on a GPU."""
         return self._gpu_for("a call with an array on a GPU")
 
     # -- collectives ----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Choice of the GPU of each rank, and detection of ranks that share a GPU.
 
-Used by ``comm.use_gpu()``, and by the choice of paths in :mod:`.paths`.
+Used by ``comm.use_gpu()``, and by the choice of executors in :mod:`.executors`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Splitting a call into chunks that fit a slot of host memory: arithmetic, equal on every rank.
 
-Used by the staged path (:mod:`.staged`).
+Used by the staged executor (:mod:`.staged`).
 """
 
 from __future__ import annotations

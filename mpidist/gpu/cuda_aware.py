@@ -38,7 +38,7 @@ class CudaAwareMpi(GpuExecutor):
     service : Service
         The service of the communicator, which caches the programs of calls.
     taken : dict
-        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
+        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
     """
 
     name = "mpi"
@@ -49,7 +49,7 @@ class CudaAwareMpi(GpuExecutor):
         self._native = service.backend.native
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path; a background call never does."""
+        """Return whether it serves a call; a background call never does."""
         return (
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )

@@ -11,12 +11,12 @@ LIBRARIES = ("auto", "native")  # algorithms that allow NCCL's or the MPI librar
 class GpuExecutor(Executor):
     """Base class of executors of calls with arrays on a GPU.
 
-    The attribute `name` is one of the paths in :data:`~mpidist.gpu.paths.ORDER`.  Each call goes
+    The attribute `name` is a key of :data:`~mpidist.gpu.executors.ORDER`.  Each call goes
     through :meth:`bind`, because the next may use other streams.
     """
 
     ready = False  # checked before every call
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether this path is meant for a call; :meth:`why_not` may still reject it."""
+        """Return whether it is meant for a call; :meth:`why_not` may still reject it."""
         raise NotImplementedError

@@ -258,7 +258,7 @@ class IpcKernels(GpuExecutor):
         self._event = self._device.event()
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path: blocking, "auto", and in :data:`NEEDS`.
+        """Return whether it serves a call: blocking, "auto", and in :data:`NEEDS`.
 
         :data:`NEEDS` has the collectives that run in symmetric memory.
         """

@@ -19,7 +19,7 @@ from ..device.find import find_device
 from ..device.recognise import describe
 from ..engine.messages import PointToPoint
 from ..engine.work import Work
-from .paths import table, taken, this_rank
+from .executors import table, taken, this_rank
 
 
 class DeviceMemory(np.ndarray):

@@ -1,6 +1,6 @@
 """The service of a communicator for calls with arrays on a GPU.
 
-Each class of calls takes the path that all ranks agreed on (:mod:`.paths`).
+Each class of calls goes to the executor that all ranks agreed on (:mod:`.executors`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..selection.choose import Candidate
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executor import GpuExecutor
+from .executors import GpuCandidate, RankProperties, table, taken, this_rank
 from .ipc import NEEDS, DeviceHeap, IpcKernels
 from .nccl.backend import has_sum
 from .nccl.collectives import NcclCollectives
 from .nccl.schedules import NcclRounds
-from .paths import Path, RankProperties, table, taken, this_rank
 from .staged import HostStaged
 
 
@@ -44,8 +44,8 @@ class GpuService:
 
     Attributes
     ----------
-    paths : list of Path
-        All paths, and whether they are taken.
+    candidates : list of GpuCandidate
+        All executors, and whether they are taken.
     """
 
     def __init__(self, service: Service, everyone: Callable[[Any], list[Any]]):
@@ -54,12 +54,16 @@ class GpuService:
         native = service.backend.native
         ranks = self._exchange(everyone, native is not None)
         warn_of_sharing([r.seen for r in ranks if r.seen is not None], service.backend.rank)
-        self.paths: list[Path] = table(ranks, native is not None, service.topology.num_nodes)
+        self.candidates: list[GpuCandidate] = table(
+            ranks, native is not None, service.topology.num_nodes
+        )
         self._forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
-        self._no_ipc = next((p.why for p in self.paths if p.name == "ipc" and not p.taken), None)
+        self._no_ipc = next(
+            (c.why for c in self.candidates if c.name == "ipc" and not c.taken), None
+        )
         rank, size = service.backend.rank, service.backend.size
         self._heap = DeviceHeap(self.device, rank, size, everyone)
-        self._taken = taken(self.paths)
+        self._taken = taken(self.candidates)
         self._nccl = NcclCollectives(service, everyone, self._taken, self._heap)
         direct = [] if native is None else [CudaAwareMpi(self.device, service, self._taken)]
         self._executors: list[GpuExecutor] = [
@@ -99,7 +103,7 @@ class GpuService:
         Raises
         ------
         Unsupported
-            If the user asked for a path that cannot serve the call.
+            If the user asked for an executor that cannot serve the call.
         """
         for executor in self._executors:
             if not executor.takes(call, algorithm, background):
@@ -110,20 +114,18 @@ class GpuService:
                 choice = None
                 if algorithm not in RESERVED:
                     choice = self._service.chooser.choose(call, algorithm).choice
-                return executor, Candidate(
-                    executor.name, choice, "the first path that serves the call"
-                )
+                return executor, Candidate(executor.name, choice, "the first that serves the call")
             if algorithm == "native":
                 raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
             if self._forced == executor.name == "ipc":
                 raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
         return self._staged.executor_for(algorithm), Candidate(
-            "staged", None, "no other path serves the call"
+            "staged", None, "no other serves the call"
         )
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL is the path of reductions, or of collectives that only move data."""
+        """Whether NCCL serves reductions, or collectives that only move data."""
         return "nccl" in self._taken.values()
 
     # -- symmetric memory -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The staged path, which serves every call: through pinned host memory, in chunks.
+"""The staged executor, which serves every call: through pinned host memory, in chunks.
 
 Copies and messages overlap::
 
@@ -137,7 +137,7 @@ class Slot:
 
 
 class HostStaged:
-    """The staged path of one communicator: each chunk is a call with host arrays.
+    """What the staged executors of one communicator share: each chunk is a call with host arrays.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class HostStaged:
         self._pending = InFlight()
 
     def executor_for(self, algorithm: str) -> Executor:
-        """Return the executor of this path whose chunks are host calls with `algorithm`."""
+        """Return the executor whose chunks are host calls with `algorithm`."""
         return _StagedExecutor(self, algorithm)
 
     def serve(self, call: Call, algorithm: str) -> None:
@@ -253,7 +253,7 @@ class HostStaged:
 
 
 class _StagedExecutor(Executor):
-    """The staged path as an executor, with one algorithm for the host calls.
+    """The staged executor, with one algorithm for the host calls.
 
     Its programs are not announced to the other ranks: the host call of each chunk is.
     """
@@ -264,7 +264,7 @@ class _StagedExecutor(Executor):
         self._staged, self._algorithm = staged, algorithm
 
     def why_not(self, call: Call, background: bool) -> str | None:
-        """Return None: the staged path serves every call."""
+        """Return None: the staged executor serves every call."""
 
     def bind(
         self,

@@ -1,9 +1,9 @@
-"""What the paths reach on a real GPU, printed; and what two of them must reach."""
+"""What the executors reach on a real GPU, printed; and what two of them must reach."""
 
 import numpy as np
 import pytest
 
-from mpidist.bench.gpu import measure_copies, measure_paths
+from mpidist.bench.gpu import measure_copies, measure_executors
 from mpidist.device.find import find_device
 from tests.support.gpu_cases import NEEDS_GPU
 
@@ -18,18 +18,18 @@ IPC, STAGED = 0.6, 0.7  # of what copies alone would take
 def test_figures(comm, capsys):
     comm.use_gpu()
     copies = measure_copies(comm, 64 * MIB)
-    results = measure_paths(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
-    by_path = {row.candidate: row for row in results.rows if row.bytes == 64 * MIB}
+    results = measure_executors(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
+    by_name = {row.candidate: row for row in results.rows if row.bytes == 64 * MIB}
     if comm.rank == 0:
         with capsys.disabled():
             print(f"\n{comm.size} ranks, {find_device().describe()}, {copies}")
             for row in (*results.rows, *results.unsupported):
                 print(row)
-            if "nccl" in by_path:
-                for name, row in by_path.items():
-                    print(f"{name}: {row.time_us / by_path['nccl'].time_us:.2f} x NCCL's time")
+            if "nccl" in by_name:
+                for name, row in by_name.items():
+                    print(f"{name}: {row.time_us / by_name['nccl'].time_us:.2f} x NCCL's time")
     assert results.correct
-    assert by_path["staged"].figures["of_copies"] >= STAGED
+    assert by_name["staged"].figures["of_copies"] >= STAGED
     if comm.size > 1:
-        assert "ipc" in by_path, [r.reason for r in results.unsupported if r.candidate == "ipc"]
-        assert by_path["ipc"].figures["of_copies"] >= IPC
+        assert "ipc" in by_name, [r.reason for r in results.unsupported if r.candidate == "ipc"]
+        assert by_name["ipc"].figures["of_copies"] >= IPC

@@ -103,7 +103,7 @@ def test_kernels_compile(op):
 def test_as_many_ranks_as_one_kernel_serves():
     """Its arguments are an array in and one out of each rank, and there is room for 4 KiB."""
     from mpidist.device.cuda_kernels import fold
-    from mpidist.gpu.paths import IPC_RANKS
+    from mpidist.gpu.executors import IPC_RANKS
 
     compiled(source(fold("sum", IPC_RANKS, IPC_RANKS, 1), np.dtype("f4"), 2 * IPC_RANKS))
 

@@ -321,7 +321,7 @@ def test_errors_and_deadlines_abort(monkeypatch):
     mpidist.run_simulated(1, on_rank)
 
 
-# -- as a path that collectives take by themselves
+# -- as the executor that collectives take by themselves
 
 
 @pytest.fixture
@@ -509,14 +509,14 @@ def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
         x = device.array(np.ones(3))
         comm.allreduce(x)
         gpu = comm.gpu
-        assert not gpu._nccl.path.watch.poll()  # it has ended
+        assert not gpu._nccl.queue.watch.poll()  # it has ended
         comm.allreduce(x)
         monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
         words = "NCCL has not finished .*allreduce.* by its deadline; .*aborted"
         if trouble == "error":
             library.made[0].trouble = NcclError("remote process exited")
             words = "NCCL reports: remote process exited; NCCL was aborted"
-        while gpu._nccl.path.watch.poll():
+        while gpu._nccl.queue.watch.poll():
             pass
         assert library.made[0].ended == "aborted"
         with pytest.raises(CommunicatorBroken, match=f"{words}; create a new communicator"):
@@ -528,13 +528,16 @@ def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
 def test_forced(by_nccl, monkeypatch):
     """It is refused with the reason where it cannot be, on every rank; and says what it takes."""
 
-    def paths(comm, library):
+    def candidates(comm, library):
         comm.allreduce(find_device().array(np.ones(3)))
-        return {(p.operations, p.name): (p.taken, p.why) for p in comm.gpu.paths}
+        return {(c.operations, c.name): (c.taken, c.why) for c in comm.gpu.candidates}
 
-    found = by_nccl(2, paths, "nccl")[0]
+    found = by_nccl(2, candidates, "nccl")[0]
     assert found["reductions", "nccl"] == (True, "MPIDIST_GPU=nccl forces it")
-    assert by_nccl(2, paths)[1]["movement", "nccl"] == (True, "every rank has a GPU of its own")
+    assert by_nccl(2, candidates)[1]["movement", "nccl"] == (
+        True,
+        "every rank has a GPU of its own",
+    )
     monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
 
     def refused(comm, library):
@@ -543,7 +546,7 @@ def test_forced(by_nccl, monkeypatch):
             comm.allreduce(find_device().array(np.ones(3)))
 
     by_nccl(2, refused, "nccl")
-    assert by_nccl(2, paths)[0]["reductions", "staged"][0]
+    assert by_nccl(2, candidates)[0]["reductions", "staged"][0]
 
 
 def test_gradients_by_nccl(by_nccl):

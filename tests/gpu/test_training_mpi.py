@@ -1,4 +1,4 @@
-"""Training with everything on an emulated device: DDP, ZeRO and pipelines take the device paths."""
+"""Training with everything on an emulated device: DDP, ZeRO and pipelines stay on the device."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from tests.support.gpu_cases import compare_pipeline, compare_replicas, train, t
 
 @pytest.fixture
 def sub(request, comm, emulated_device, monkeypatch):
-    """A communicator for arrays on a device, by the path that the test names."""
-    path = getattr(request, "param", "ipc")
-    monkeypatch.setenv("MPIDIST_GPU", "" if path == "ipc" else path)
+    """A communicator for arrays on a device, by the executor that the test names."""
+    forced = getattr(request, "param", "ipc")
+    monkeypatch.setenv("MPIDIST_GPU", "" if forced == "ipc" else forced)
     monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "256")
     made = Communicator(comm.backend.split(0, comm.rank), comm.config)
     yield made
@@ -45,7 +45,7 @@ def test_replicas_equal_one_process(sub, how):
         for mine, alone in zip(got, train_alone(sub.size, how), strict=True):
             np.testing.assert_allclose(mine, alone, rtol=1e-9, atol=1e-12)
         if sub.size > 1:
-            in_place = any(p.taken for p in sub.gpu.paths if p.name == "ipc")
+            in_place = any(c.taken for c in sub.gpu.candidates if c.name == "ipc")
             assert all(b.comm.gpu.holds(b.flat) == in_place for b in ddp.buckets)
         ddp.close()
     finally:

@@ -1,4 +1,4 @@
-"""Modules of PyTorch on the device paths: tensors of the host are taken for those of a GPU."""
+"""Modules of PyTorch on the device: tensors of the host are taken for those of a GPU."""
 
 import numpy as np
 import pytest

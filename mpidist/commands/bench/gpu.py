@@ -1,4 +1,4 @@
-"""``mpidist bench gpu``: each path of arrays on a GPU, and the copies that it needs."""
+"""``mpidist bench gpu``: each executor of arrays on a GPU, and the copies that it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .collectives import (
 
 @click.command(
     "gpu",
-    short_help="Measure each path of arrays on a GPU beside bare copies.",
+    short_help="Measure each executor of arrays on a GPU beside bare copies.",
     epilog=examples(
         "mpidist run -n 2 -- mpidist bench gpu allreduce --bytes 64K-64M --json gpu.json"
     ),
@@ -43,7 +43,7 @@ def gpu_command(
     json_file: str | None,
     csv_file: str | None,
 ) -> int:
-    """Measure collectives of arrays on a GPU by each available path, and the copies alone.
+    """Measure collectives of arrays on a GPU by each available executor, and the copies alone.
 
     COLLECTIVE is allreduce, reduce_scatter, allgather or broadcast; by default all four.  The
     exit code is 1 if any result was wrong.

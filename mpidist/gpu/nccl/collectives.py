@@ -44,7 +44,7 @@ def why_not(call: Call) -> str | None:
     return None
 
 
-class NcclPath:
+class NcclQueue:
     """The queue of NCCL calls of one communicator; created collectively.
 
     Calls are queued and return at once; work queued later on the arrays' streams waits for them.
@@ -197,7 +197,7 @@ class NcclCollectives(GpuExecutor):
     everyone : callable
         ``everyone(value)`` returns the values of all ranks; collective.
     taken : dict
-        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
+        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
     heap : DeviceHeap
         The symmetric memory of GPUs.
     """
@@ -212,22 +212,22 @@ class NcclCollectives(GpuExecutor):
         heap: DeviceHeap,
     ):
         self._service, self._everyone, self._taken, self._heap = service, everyone, taken, heap
-        self._path: NcclPath | None = None
+        self._queue: NcclQueue | None = None
 
     @property
-    def path(self) -> NcclPath:
+    def queue(self) -> NcclQueue:
         """The queue of NCCL calls; the first use starts NCCL, collectively."""
-        if self._path is None:
+        if self._queue is None:
             backend = self._service.backend
             ranks = Ranks(backend.rank, backend.size, self._everyone)
-            self._path = NcclPath(NcclBackend(ranks), self._broke)
-        return self._path
+            self._queue = NcclQueue(NcclBackend(ranks), self._broke)
+        return self._queue
 
     def _broke(self, reason: str) -> None:
         self._service.door.close(f"{reason}; create a new communicator")
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path.
+        """Return whether it serves a call.
 
         A background call of symmetric arrays with "auto" does not: it goes through host memory.
         """
@@ -243,10 +243,10 @@ class NcclCollectives(GpuExecutor):
 
     def make_ready(self) -> None:
         """Start NCCL before a call begins: the start itself makes collective calls."""
-        assert self.path is not None
+        assert self.queue is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare: the name of the path."""
+        """Return the text that all ranks compare: the name of the library."""
         return "by NCCL"
 
     def bind(
@@ -259,15 +259,15 @@ class NcclCollectives(GpuExecutor):
         turn: int = 0,
     ) -> Program:
         """Return the program that queues the call, on a separate stream if in the background."""
-        path, timeout = self.path, self._service.timeout
-        program = library_call(lambda: path.serve(call, timeout))
-        program.begin = lambda give: path.begin(call, give, timeout)
+        queue, timeout = self.queue, self._service.timeout
+        program = library_call(lambda: queue.serve(call, timeout))
+        program.begin = lambda give: queue.begin(call, give, timeout)
         return program
 
     def close(self) -> None:
         """Destroy NCCL's communicator, if it was started; collective."""
-        if self._path is not None:
-            self._path.close()
+        if self._queue is not None:
+            self._queue.close()
 
 
 def _arrays(call: Call) -> list[DeviceArray]:

@@ -221,7 +221,7 @@ class NcclRounds(GpuExecutor):
     nccl : NcclCollectives
         The NCCL communicator for the messages.
     taken : dict
-        The path of each collective, both by name; see :func:`~mpidist.gpu.paths.taken`.
+        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
     device : Device
         Device that combines the data.
     """
@@ -235,9 +235,9 @@ class NcclRounds(GpuExecutor):
         self._binder = CallBinder(service.groups, WholeBlocks())
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether a call takes this path: blocking, with an algorithm requested by name.
+        """Return whether it serves a call: blocking, with an algorithm requested by name.
 
-        NCCL must be the path of its collective.
+        NCCL must be the executor of its collective.
         """
         named = algorithm not in RESERVED
         return named and self._taken[call.collective] == self.name and not background
@@ -277,16 +277,16 @@ class NcclRounds(GpuExecutor):
                 f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL does not buffer "
                 f"messages: {stuck}; MPIDIST_GPU=staged runs it through the host"
             )
-        path, timeout = self._nccl.path, self._service.timeout
+        queue, timeout = self._nccl.queue, self._service.timeout
 
-        def queue(call: Call, stream: int) -> list[Any]:
-            backend = StreamBackend(path.backend, stream)
+        def put(call: Call, stream: int) -> list[Any]:
+            backend = StreamBackend(queue.backend, stream)
             memory = StreamMemory(call.out if call.x is None else call.x, stream)
             program = self._binder.program(backend, memory, call, choice, arity)
             self._service.engine.run(program, None)
             return [program]  # it holds the memory that must outlive the queued work
 
-        return library_call(lambda: path.serve(call, timeout, queue))
+        return library_call(lambda: queue.serve(call, timeout, put))
 
 
 @lru_cache(maxsize=256)

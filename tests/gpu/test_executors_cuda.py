@@ -1,4 +1,4 @@
-"""Collectives on a real GPU, by every path: make test-gpu; skipped where there is none."""
+"""Collectives on a real GPU, by every executor: make test-gpu; skipped where there is none."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def number(comm):
 
 @pytest.fixture(params=["nccl", "ipc", "mpi", "staged"])
 def sub(request, comm, number):
-    """A communicator whose arrays take one path; skipped where it cannot be."""
+    """A communicator whose arrays go to one executor; skipped where it cannot be."""
     with forced(comm, request.param) as made:
         try:
             x = made.empty(1, device="cuda") if request.param == "ipc" else cupy.ones(1)
@@ -36,8 +36,8 @@ def sub(request, comm, number):
         except Unsupported as error:
             if request.param == "staged":  # it always can
                 raise
-            pytest.skip(f"this path cannot be here: {error}")
-        made.path = request.param
+            pytest.skip(f"this executor cannot be here: {error}")
+        made.executor = request.param
         yield made
 
 
@@ -64,21 +64,25 @@ def test_every_collective(comm, collective):
 def test_every_size(sub, nbytes):
     """An allreduce in place, of float32, whose sums are whole numbers."""
     count = nbytes // 4
-    x = sub.empty(count, "float32", device="cuda") if sub.path == "ipc" else cupy.empty(count, "f4")
+    x = (
+        sub.empty(count, "float32", device="cuda")
+        if sub.executor == "ipc"
+        else cupy.empty(count, "f4")
+    )
     x[...] = cupy.arange(count, dtype="i4") % 97 + sub.rank
     assert sub.allreduce(x, out=x) is x
     expected = cupy.arange(count, dtype="i4") % 97 * sub.size + sub.size * (sub.size - 1) // 2
     assert bool((x == expected.astype("f4")).all())
-    if sub.path == "ipc" and count:
+    if sub.executor == "ipc" and count:
         sub.free(x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(sub, dtype):
-    """Each operation that is defined; what a path has no form of is staged."""
+    """Each operation that is defined; what an executor has no form of is staged."""
     for n in (1, sub.size + 1, 4099):
         host = np.random.default_rng([sub.rank, n]).integers(0, 3, n).astype(dtype)
-        x = sub.empty(n, dtype, device="cuda") if sub.path == "ipc" else cupy.empty(n, dtype)
+        x = sub.empty(n, dtype, device="cuda") if sub.executor == "ipc" else cupy.empty(n, dtype)
         numbers = ("sum", "prod", "mean") if host.dtype.kind in "fc" else ("sum", "prod", "xor")
         for op in ("max", "or") if dtype == "bool" else numbers:
             x.set(host)
@@ -87,7 +91,7 @@ def test_every_dtype(sub, dtype):
         x.set(host)
         sub.broadcast(x, sub.size - 1)
         assert np.array_equal(x.get(), sub.broadcast(host, sub.size - 1))
-        if sub.path == "ipc":
+        if sub.executor == "ipc":
             sub.free(x)
 
 
@@ -102,7 +106,7 @@ def test_the_bits_of_the_host(comm):
         try:
             x = comm.empty(n, dtype, device="cuda")
         except Unsupported as error:
-            pytest.skip(f"this path cannot be here: {error}")
+            pytest.skip(f"this executor cannot be here: {error}")
         rest = () if dtype == "complex64" else ("prod", "max", "min")
         for op in ("sum", "mean", *rest):
             x.set(host)
@@ -143,7 +147,7 @@ def test_tensors_of_torch(comm, number):
 def test_nccl_by_name(comm):
     """With a GPU for each rank all calls; with ranks on one GPU the refusal, before it starts."""
     if why_not_here():
-        pytest.skip(f"this path cannot be here: {why_not_here()}")
+        pytest.skip(f"this executor cannot be here: {why_not_here()}")
     try:
         backend = NcclBackend(comm)
     except Unsupported as error:

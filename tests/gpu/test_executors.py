@@ -1,4 +1,4 @@
-"""What can be known of arrays on a GPU without one: recognition, paths, detection, chunks."""
+"""What can be known of arrays on a GPU without one: recognition, executors, detection, chunks."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from mpidist.device.recognise import describe, is_on_device, make_like
 from mpidist.errors import ConfigError, InvalidArgument, Unsupported, UnsupportedDtype
 from mpidist.gpu.chunks import chunks, elements
 from mpidist.gpu.cuda_aware import Awareness, MpiLibrary, detect
-from mpidist.gpu.paths import CLASSES, ORDER, RankProperties, forced_path, table, taken
+from mpidist.gpu.executors import CLASSES, ORDER, RankProperties, forced_executor, table, taken
 from tests.support import jobs
 from tests.support.emulated import EmulatedDevice
 
@@ -237,10 +237,10 @@ def test_chunks_cover_everything_once(collective, counts, nbytes, data):
     assert (seen_in == 1).all() and (seen_out == 1).all()
 
 
-# -- paths
+# -- executors
 
 
-def test_paths():
+def test_executors():
     """A table of who can, who is asked for, and what is taken."""
     cases = [
         ([YES, YES], "", {"allreduce": "staged", "broadcast": "mpi", "send": "mpi"}),
@@ -249,19 +249,19 @@ def test_paths():
         ([YES, YES], "mpi", {"allreduce": "staged", "alltoall": "mpi"}),
     ]
     for answers, forced, expected in cases:
-        paths = table([RankProperties(answer, forced, 1) for answer in answers])
-        found = taken(paths)
-        assert expected.items() <= found.items(), (forced, found)
-        assert set(found) == {name for names in CLASSES.values() for name in names}
-        assert all(p.why for p in paths) and {p.name for p in paths} <= set(ORDER)
+        found = table([RankProperties(answer, forced, 1) for answer in answers])
+        served = taken(found)
+        assert expected.items() <= served.items(), (forced, served)
+        assert set(served) == {name for names in CLASSES.values() for name in names}
+        assert all(c.why for c in found) and {c.name for c in found} <= set(ORDER)
     for nodes, native, words in ((2, True, "on 2 nodes"), (1, False, "threads of one process")):
         with pytest.raises(Unsupported, match=f"MPIDIST_GPU=ipc: the ranks are {words}"):
             table([RankProperties(YES, "ipc", 1)], native, nodes)
     with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: there are 33 ranks; the maximum is 32"):
         table([RankProperties(YES, "ipc", 1)] * 33)
     for forced, symmetric in (("", True), ("ipc", True), ("mpi", False), ("staged", False)):
-        paths = table([RankProperties(YES, forced, 1)])
-        assert symmetric == any(p.taken for p in paths if p.name == "ipc"), forced
+        found = table([RankProperties(YES, forced, 1)])
+        assert symmetric == any(c.taken for c in found if c.name == "ipc"), forced
     unknown = Awareness("unknown", "no query")
     for answers, words in (
         ([YES, NO], r"it says not \(rank 1\)"),
@@ -270,7 +270,7 @@ def test_paths():
         with pytest.raises(Unsupported, match=f"MPIDIST_GPU=mpi: .*{words}"):
             table([RankProperties(answer, "mpi", 1) for answer in answers])
     with pytest.raises(ConfigError, match="MPIDIST_GPU='magic': expected one of"):
-        forced_path({"MPIDIST_GPU": "magic"})
+        forced_executor({"MPIDIST_GPU": "magic"})
 
 
 # -- whether MPI takes GPU addresses

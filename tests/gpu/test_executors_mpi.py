@@ -1,6 +1,6 @@
-"""Arrays on a GPU, by every path that an emulated device can take: its streams are lazy.
+"""Arrays on a GPU, by every executor that an emulated device can take: its streams are lazy.
 
-Nothing here has run on a GPU; that is what test_paths_cuda.py is for.
+Nothing here has run on a GPU; that is what test_executors_cuda.py is for.
 """
 
 import os
@@ -18,7 +18,7 @@ from mpidist.errors import (
     Unsupported,
     UnsupportedDtype,
 )
-from mpidist.gpu.paths import CLASSES, ORDER
+from mpidist.gpu.executors import CLASSES, ORDER
 from mpidist.operations import OPS, kind_of
 from tests.support import collective_cases as cases
 from tests.support.gpu_cases import OnDevice
@@ -26,7 +26,7 @@ from tests.support.gpu_cases import OnDevice
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128", ">f4"]
 DTYPES = [*map(np.dtype, DTYPES), np.dtype(ml_dtypes.bfloat16)]
-PATHS = ("staged", "mpi")
+EXECUTORS = ("staged", "mpi")
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def make(comm, emulated_device, monkeypatch):
     """Makes a communicator with settings of its own for GPUs."""
     made = []
 
-    def make(path="", chunk=64, **environ):
-        monkeypatch.setenv("MPIDIST_GPU", path)
+    def make(executor="", chunk=64, **environ):
+        monkeypatch.setenv("MPIDIST_GPU", executor)
         monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", str(chunk))
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -48,14 +48,16 @@ def make(comm, emulated_device, monkeypatch):
 
 
 def taken(comm, collective):
-    return next(p.name for p in comm.gpu.paths if p.taken and collective in CLASSES[p.operations])
+    return next(
+        c.name for c in comm.gpu.candidates if c.taken and collective in CLASSES[c.operations]
+    )
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("collective", list(cases.CHECKS))
-def test_every_collective(make, collective, path):
+def test_every_collective(make, collective, executor):
     """Lengths that fill no chunk, one, and many; in place and not; every root."""
-    sub = make(path)
+    sub = make(executor)
     for number, n in enumerate([*cases.lengths(sub.size), 8]):
         for in_place in (False, True):
             root = (number + in_place) % sub.size
@@ -65,7 +67,7 @@ def test_every_collective(make, collective, path):
     for name, n, in_place in (("native", 33, False), ("linear", 1, True), ("linear", 33, False)):
         cases.CHECKS[collective](OnDevice(sub), name, n, "float64", 0, in_place)
     movement = collective in CLASSES["movement"]
-    assert taken(sub, collective) == (path if movement else "staged")
+    assert taken(sub, collective) == (executor if movement else "staged")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -82,17 +84,17 @@ def test_every_dtype(make, dtype):
         else:
             with pytest.raises(UnsupportedDtype, match=f"rank {sub.rank}: op='{name}'"):
                 sub.allreduce(device.array(x), name)
-    for path in PATHS:
-        here = make(path)
+    for executor in EXECUTORS:
+        here = make(executor)
         for call in (here.allgather, here.gather):
             got, expected = call(device.array(x)), call(x)
             assert got is None or got.get().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_counts_that_differ(make, path):
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_counts_that_differ(make, executor):
     """Rows of each rank; one rank has none; results are made where they are not given."""
-    sub, device = make(path), find_device()
+    sub, device = make(executor), find_device()
     p, rank = sub.size, sub.rank
     counts, rows = [3 * r for r in range(p)], sum(3 * r for r in range(p))
     data = np.arange(2.0 * rows).reshape(rows, 2)
@@ -145,10 +147,10 @@ def test_calls_of_all_kinds_in_turn(make):
         assert got.shape == (n,) and (got.get() == total).all()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_messages(make, path):
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_messages(make, executor):
     """Between two devices, and between a device and a host."""
-    sub, device = make(path), find_device()
+    sub, device = make(executor), find_device()
     if sub.size < 2:
         pytest.skip("needs at least 2 ranks")
     right, left = (sub.rank + 1) % sub.size, (sub.rank - 1) % sub.size
@@ -176,7 +178,7 @@ def foreign_null(device):
 
 
 def test_what_cannot_be(make, comm):
-    """A path that this library cannot serve is refused on every rank, before anything moves."""
+    """An executor that this library cannot serve is refused on every rank, before any data move."""
     sub, device = make("mpi", MPIDIST_GPU_AWARE="0"), find_device()
     x = device.array(np.ones(3))
     with pytest.raises(Unsupported, match=r"MPIDIST_GPU=mpi: MPIDIST_GPU_AWARE=0 \(rank 0\)"):
@@ -213,12 +215,12 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
     sub.free()
 
 
-def test_bench_of_every_path(comm, emulated_device):
+def test_bench_of_every_executor(comm, emulated_device):
     """What can be is measured and right, and what cannot be says why; as `bench gpu`."""
-    from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_paths
+    from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_executors
 
     copies = measure_copies(comm, 4096)
-    results = measure_paths(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
+    results = measure_executors(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
     every = [*results.rows, *results.unsupported]
     assert len(every) == 2 * len(COLLECTIVES) * len(ORDER) and results.correct
     found = {(row.work, row.candidate): row for row in results.rows if row.bytes}
@@ -227,6 +229,6 @@ def test_bench_of_every_path(comm, emulated_device):
         assert found[name, "ipc"].time_us > 0 and found[name, "staged"].time_us > 0
         assert "emulated device" in refused[name, "nccl"]
         assert ((name, "mpi") in refused) == (name in CLASSES["reductions"])
-    for path in ("ipc", "staged"):
-        assert found["allreduce", path].figures["of_copies"] > 0
+    for executor in ("ipc", "staged"):
+        assert found["allreduce", executor].figures["of_copies"] > 0
     assert "MPIDIST_GPU" not in os.environ

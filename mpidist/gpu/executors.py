@@ -1,6 +1,6 @@
-"""Choice of the paths of operations on GPU arrays: NCCL, IPC, CUDA-aware MPI or staged.
+"""Choice of the executors of operations on GPU arrays: NCCL, IPC, CUDA-aware MPI or staged.
 
-All ranks exchange their properties and compute the same table of paths, with reasons.
+All ranks exchange their properties and compute the same table of executors, with reasons.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
 
 
 def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProperties:
-    """Return the properties of this rank on which the choice of paths depends.
+    """Return the properties of this rank on which the choice of executors depends.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProp
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = VisibleGpus(socket.gethostname(), gpus, number)
     return RankProperties(
-        awareness(native, environ), forced_path(environ), chunk_bytes(environ), no_nccl, seen
+        awareness(native, environ), forced_executor(environ), chunk_bytes(environ), no_nccl, seen
     )
 
 
@@ -61,7 +61,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the most bytes of an array in a chunk of the staged path.
+    """Return the most bytes of an array in a chunk of the staged executor.
 
     It is the value of ``MPIDIST_GPU_CHUNK_BYTES``, by default 4 MiB.
     """
@@ -79,14 +79,14 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "movement": ("broadcast", "allgather", "gather", "scatter", "alltoall"),
     "messages": ("send", "recv"),
 }
-"""The classes of operations; all operations of a class take the same path."""
+"""The classes of operations; one executor serves all operations of a class."""
 ORDER: dict[str, tuple[str, ...]] = {
     "nccl": ("reductions", "movement"),
     "ipc": ("reductions", "movement"),
     "mpi": ("movement", "messages"),
     "staged": ("reductions", "movement", "messages"),
 }
-"""The paths, the best one first, and the classes that each can serve."""
+"""The executors, the best one first, and the classes that each can serve."""
 SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
 """Collectives that "ipc" can serve, with arrays of ``comm.empty(device="cuda")``."""
 
@@ -105,7 +105,7 @@ class RankProperties:
     forced : str
         Value of ``MPIDIST_GPU`` on the rank; empty if it is not set.
     chunk_bytes : int
-        Most bytes of an array in a chunk of the staged path.
+        Most bytes of an array in a chunk of the staged executor.
     no_nccl : str
         Why NCCL cannot be used on this rank; empty if it can.
     seen : VisibleGpus or None
@@ -125,17 +125,17 @@ class RankProperties:
 
 
 @dataclass(frozen=True)
-class Path:
-    """A path of a class of operations: whether it is taken, and why.
+class GpuCandidate:
+    """An executor that may serve a class of operations: whether it is taken, and why.
 
     Attributes
     ----------
     operations : str
         Name of the class, a key of :data:`CLASSES`: "reductions", "movement" or "messages".
     name : str
-        Name of the path, a key of :data:`ORDER`: "nccl", "ipc", "mpi" or "staged".
+        Name of the executor, a key of :data:`ORDER`: "nccl", "ipc", "mpi" or "staged".
     taken : bool
-        Whether the class takes this path.
+        Whether it serves the class.
     why : str
         The reason.
     """
@@ -146,23 +146,23 @@ class Path:
     why: str
 
 
-class GpuPaths(Protocol):
-    """The paths of a communicator for arrays on a GPU; the same on every rank.
+class GpuExecutors(Protocol):
+    """The executors of a communicator for arrays on a GPU; the same on every rank.
 
     Attributes
     ----------
-    paths : list of Path
-        Paths of all classes of operations, both those taken and the others.
+    candidates : list of GpuCandidate
+        Executors of all classes of operations, both those taken and the others.
     chunk_bytes : int
-        Most bytes of an array in a chunk of the staged path, through host memory.
+        Most bytes of an array in a chunk of the staged executor, through host memory.
     """
 
-    paths: list[Path]
+    candidates: list[GpuCandidate]
     chunk_bytes: int
 
     @property
     def uses_nccl(self) -> bool:
-        """Whether NCCL is the path of reductions, or of collectives that only move data."""
+        """Whether NCCL serves reductions, or collectives that only move data."""
 
     def sums_in_place(self, dtype: np.dtype) -> bool:
         """Return whether to sum gradients in symmetric memory of the GPUs.
@@ -180,21 +180,23 @@ class GpuPaths(Protocol):
         """Return whether an array is in symmetric memory of this communicator."""
 
 
-def forced_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path that ``MPIDIST_GPU`` forces; empty if it is unset."""
+def forced_executor(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the executor that ``MPIDIST_GPU`` forces; empty if it is unset."""
     name = environ.get(VARIABLE, "").strip().lower()
     if name and name not in ORDER:
         raise ConfigError(f"{VARIABLE}={name!r}: expected one of {', '.join(ORDER)}")
     return name
 
 
-def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) -> list[Path]:
-    """Return the paths chosen from the properties of all ranks; the same on every rank.
+def table(
+    ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1
+) -> list[GpuCandidate]:
+    """Return the executors chosen from the properties of all ranks; the same on every rank.
 
     Parameters
     ----------
     ranks : sequence of RankProperties
-        Properties by rank.  The forced path is that of rank 0.
+        Properties by rank.  The forced executor is that of rank 0.
     native : bool
         Whether an MPI library carries the messages.
     nodes : int
@@ -202,14 +204,14 @@ def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) 
 
     Returns
     -------
-    list of Path
-        The paths of each class, best first, also those that are impossible.  Of each class one is
-        taken, and if possible "ipc" as well, for arrays in symmetric memory.
+    list of GpuCandidate
+        The executors of each class, best first, also those that are impossible.  Of each class one
+        is taken, and if possible "ipc" as well, for arrays in symmetric memory.
 
     Raises
     ------
     Unsupported
-        If the forced path is impossible; the message has the reason.
+        If the forced executor is impossible; the message has the reason.
     """
     forced = ranks[0].forced
     cannot = {
@@ -230,8 +232,8 @@ def table(ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1) 
         if forced and forced != "ipc":
             best = forced if forced in able else "staged"
         took = (best, "ipc") if symmetric else (best,)
-        found += [Path(operations, name, name in took, "") for name in able]
-    return [Path(p.operations, p.name, p.taken, _why(p, cannot[p.name], forced)) for p in found]
+        found += [GpuCandidate(operations, name, name in took, "") for name in able]
+    return [replace(c, why=_why(c, cannot[c.name], forced)) for c in found]
 
 
 def _no_nccl(ranks: Sequence[RankProperties], forced: bool) -> str | None:
@@ -261,19 +263,19 @@ def _no_mpi(ranks: Sequence[RankProperties], native: bool) -> str | None:
     return None
 
 
-def _why(path: Path, cannot: str | None, forced: str) -> str:
+def _why(candidate: GpuCandidate, cannot: str | None, forced: str) -> str:
     if cannot is not None:
         return cannot
-    if path.taken and path.name == "ipc":
-        names = [name for name in CLASSES[path.operations] if name in SYMMETRIC]
+    if candidate.taken and candidate.name == "ipc":
+        names = [name for name in CLASSES[candidate.operations] if name in SYMMETRIC]
         return f"for arrays of comm.empty(device='cuda'): {', '.join(names)}"
-    if path.taken and forced == path.name:
+    if candidate.taken and forced == candidate.name:
         return f"{VARIABLE}={forced} forces it"
-    if not path.taken:
-        return f"{VARIABLE}={forced} forces another path" if forced else "a path above is taken"
-    if path.name == "mpi":
+    if not candidate.taken:
+        return f"{VARIABLE}={forced} forces another executor" if forced else "one above is taken"
+    if candidate.name == "mpi":
         return "the MPI library accepts GPU addresses"
-    if path.name == "nccl":
+    if candidate.name == "nccl":
         return "every rank has a GPU of its own"
     if forced == "ipc":
         return "for calls that symmetric memory cannot serve"
@@ -281,10 +283,10 @@ def _why(path: Path, cannot: str | None, forced: str) -> str:
     return f"{others}it always works"
 
 
-def taken(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the path of each operation for arrays in private memory: ``{"allreduce": "nccl", …}``.
+def taken(candidates: Sequence[GpuCandidate]) -> dict[str, str]:
+    """Return the executor of each operation on private arrays: ``{"allreduce": "nccl", …}``.
 
     Operations are the collectives, "send" and "recv".
     """
-    chosen = {p.operations: p.name for p in paths if p.taken and p.name != "ipc"}
+    chosen = {c.operations: c.name for c in candidates if c.taken and c.name != "ipc"}
     return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}
