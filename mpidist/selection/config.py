@@ -261,6 +261,7 @@ class CollectiveConfig(Steering):
     -----
     Fields, defaults and ``select_allreduce`` are those of ``CollectiveConfig`` in the Rust crate
     pmetal-distributed, where the timeout and the global strategies were accepted but never used.
+    What it names centralized and direct is ``"linear"``, as everywhere in mpidist.
     """
 
     num_devices: int = 1

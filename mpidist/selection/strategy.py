@@ -1,23 +1,23 @@
-"""Strategies: names of families of algorithms, for configurations."""
+"""Strategies: the algorithms that a configuration may name for a collective."""
 
 from __future__ import annotations
 
 from ..errors import ConfigError, UnknownName
 
-KINDS = ("auto", "ring", "tree", "centralized", "direct")
+KINDS = ("auto", "ring", "tree", "linear")
 ALLOWED = {
-    "allreduce": ("auto", "ring", "tree", "centralized"),
-    "reduce": ("auto", "tree", "centralized", "direct"),
-    "broadcast": ("auto", "tree", "centralized", "direct"),
+    "allreduce": ("auto", "ring", "tree", "linear"),
+    "reduce": ("auto", "tree", "linear"),
+    "broadcast": ("auto", "tree", "linear"),
 }
-"""The strategies allowed for each collective: no direct allreduce, no ring with a root."""
+"""The strategies allowed for each collective: no ring with a root."""
 
 
 class Strategy(str):
-    """A family of algorithms: auto, ring, tree, tree:4, centralized (or linear), direct.
+    """The name of an algorithm in a configuration: ring, tree, tree:4 or linear; or auto.
 
-    It is a string and equal to its name; ``"linear"`` becomes ``"centralized"``.  A tree without a
-    number has the configuration's ``tree_arity``.
+    It is a string and equal to its name.  A tree without a number has the configuration's
+    ``tree_arity``.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class Strategy(str):
     --------
     >>> Strategy("tree:4").arity
     4
-    >>> Strategy("linear")
-    Strategy('centralized')
+    >>> Strategy("Linear")
+    Strategy('linear')
     """
 
     __slots__ = ()
@@ -44,9 +44,8 @@ class Strategy(str):
         if not isinstance(text, str):
             raise ConfigError(f"{text!r} is not a strategy: expected one of {', '.join(KINDS)}")
         kind, colon, arity = text.strip().lower().partition(":")
-        kind = "centralized" if kind == "linear" else kind
         if kind not in KINDS:
-            raise ConfigError(str(UnknownName("strategy", text, [*KINDS, "linear"])))
+            raise ConfigError(str(UnknownName("strategy", text, KINDS)))
         if not colon:
             return super().__new__(cls, kind)
         if kind != "tree":
@@ -82,12 +81,11 @@ class Strategy(str):
         Returns
         -------
         str
-            ``"auto"``, ``"ring"``, ``"tree:k"``, or ``"linear"`` for centralized and direct: the
-            root exchanges messages with all ranks directly.
+            ``"auto"``, ``"ring"``, ``"tree:k"`` or ``"linear"``.
         """
         if self.kind == "tree":
             return f"tree:{self.arity or tree_arity}"
-        return {"centralized": "linear", "direct": "linear"}.get(self.kind, str(self))
+        return str(self)
 
     def __repr__(self) -> str:
         return f"Strategy({str(self)!r})"

@@ -95,8 +95,8 @@ def test_refused_values_name_the_field(values):
 
 
 def test_near_names():
-    with pytest.raises(ConfigError, match="'centralized'"):
-        CollectiveConfig(local_allreduce="centralised")
+    with pytest.raises(ConfigError, match="'linear'"):
+        CollectiveConfig(local_allreduce="liner")
     with pytest.raises(ConfigError, match="'tree_arity'"):
         CollectiveConfig().replace(tree_aritty=3)
     with pytest.raises(ConfigError, match="'timeout'"):
@@ -115,12 +115,12 @@ def test_frozen_and_keyword_only():
 
 
 def test_strategies():
-    assert Strategy("Linear") == "centralized"
+    assert Strategy("Linear") == "linear"
     assert Strategy(" TREE:04 ") == "tree:4" == Strategy.tree(4)
     assert Strategy("tree:8").kind == "tree" and Strategy("tree:8").arity == 8
     assert Strategy("ring").arity is Strategy("tree").arity is None
     names = {"auto": "auto", "ring": "ring", "tree": "tree:3", "tree:5": "tree:5"}
-    names |= {"centralized": "linear", "linear": "linear", "direct": "linear"}
+    names |= {"linear": "linear"}
     assert {text: Strategy(text).algorithm(3) for text in names} == names
     assert pickle.loads(pickle.dumps(Strategy("tree:4"))).arity == 4
     with pytest.raises(ConfigError, match=r"\b3\b"):
@@ -142,13 +142,16 @@ def test_local_strategy_steers_its_collective_only(collective):
     config = CollectiveConfig(**{f"local_{collective}": "tree:4"})
     for other in ("allreduce", "reduce", "broadcast", "gather"):
         assert config.steering(other, 1 << 30, 8) == ("tree:4" if other == collective else None)
-    config = CollectiveConfig(**{f"local_{collective}": "centralized"})
+    config = CollectiveConfig(**{f"local_{collective}": "linear"})
     assert config.steering(collective, 8, 8) == "linear"
 
 
-def test_direct_is_linear_for_rooted():
-    config = CollectiveConfig(local_reduce="direct", local_broadcast="direct")
-    assert config.steering("reduce", 8, 4) == config.steering("broadcast", 8, 4) == "linear"
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast"])
+@pytest.mark.parametrize("name", ["centralized", "direct"])
+def test_a_strategy_has_the_name_of_its_algorithm(collective, name):
+    """These two meant linear, and the second is the name of another algorithm."""
+    with pytest.raises(ConfigError, match=f"local_{collective}: .*{name}.*linear"):
+        CollectiveConfig(**{f"local_{collective}": name})
 
 
 def test_threshold_steers_allreduce():
@@ -208,7 +211,7 @@ def test_two_levels():
         ({"local_allreduce": "auto", "global_allreduce": "auto"}, "allreduce", None),
         ({"global_reduce": "auto"}, "reduce", None),
         ({"local_broadcast": "tree:3"}, "broadcast", "hierarchical_leaders/tree:3/tree:2"),
-        ({"local_reduce": "direct", "global_reduce": "linear"}, "reduce", LEADERS_BY_STARS),
+        ({"local_reduce": "linear", "global_reduce": "linear"}, "reduce", LEADERS_BY_STARS),
         ({}, "allgather", None),
     ],
 )
@@ -254,7 +257,7 @@ def test_groups():
         CollectiveConfig(),
         CollectiveConfig.single_node(4),
         CollectiveConfig.multi_node(4, 2),
-        CollectiveConfig(timeout=None, tree_arity=2, local_broadcast="direct"),
+        CollectiveConfig(timeout=None, tree_arity=2, local_broadcast="linear"),
     ],
 )
 def test_json_keeps_what_was_set(config):
@@ -284,7 +287,7 @@ def test_environment():
         "MPIDIST_NUM_DEVICES": "2",
         "MPIDIST_NUM_NODES": "3",
         "MPIDIST_LOCAL_ALLREDUCE": "tree:4",
-        "MPIDIST_LOCAL_REDUCE": "direct",
+        "MPIDIST_LOCAL_REDUCE": "linear",
         "MPIDIST_LOCAL_BROADCAST": "linear",
         "MPIDIST_GLOBAL_ALLREDUCE": "ring",
         "MPIDIST_GLOBAL_REDUCE": "tree",
@@ -300,8 +303,8 @@ def test_environment():
         num_devices=2,
         num_nodes=3,
         local_allreduce="tree:4",
-        local_reduce="direct",
-        local_broadcast="centralized",
+        local_reduce="linear",
+        local_broadcast="linear",
         global_allreduce="ring",
         global_reduce="tree",
         global_broadcast="tree:3",
@@ -343,8 +346,8 @@ def test_bad_environment_names_the_variable(name, text):
     ("values", "collective", "nbytes", "name"),
     [
         ({"local_allreduce": "ring"}, "allreduce", 8, "ring"),
-        ({"local_allreduce": "centralized"}, "allreduce", 8, "linear"),
-        ({"local_reduce": "direct"}, "reduce", 8, "linear"),
+        ({"local_allreduce": "linear"}, "allreduce", 8, "linear"),
+        ({"local_reduce": "linear"}, "reduce", 8, "linear"),
         ({"local_broadcast": "tree:3"}, "broadcast", 8, "tree:3"),
         ({"tree_threshold_bytes": 64}, "allreduce", 63, "tree:2"),
         ({"tree_threshold_bytes": 64}, "allreduce", 64, "ring"),

@@ -62,7 +62,7 @@ def test_order_where_it_matters(comm):
     """Ranks of a node need not follow each other: what does not commute is not nested."""
     devices, nodes = layout(comm)
     config = CollectiveConfig.multi_node(devices, nodes).replace(
-        local_allreduce="centralized", global_allreduce="centralized"
+        local_allreduce="linear", global_allreduce="linear"
     )
     hosts = [r % nodes for r in range(comm.size)]
     two = Communicator(MpiBackend(comm.backend.comm, hosts), config)
@@ -83,7 +83,7 @@ def join(a, b):
         ({}, "tree:2", "ring"),
         ({"local_allreduce": "ring"}, "ring", "ring"),
         ({"local_allreduce": "tree:3", "global_allreduce": "tree:4"}, "tree:3", "tree:4"),
-        ({"local_allreduce": "centralized", "global_allreduce": "tree"}, "linear", "tree:2"),
+        ({"local_allreduce": "linear", "global_allreduce": "tree"}, "linear", "tree:2"),
         ({"global_allreduce": "tree", "tree_arity": 5}, "tree:2", "tree:5"),
         ({"local_allreduce": "auto", "tree_threshold_bytes": 1}, "tree:2", "ring"),
     ],
@@ -102,7 +102,7 @@ def test_allreduce_strategies(comm, strategy, local, across):
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])
 @pytest.mark.parametrize(
-    ("strategy", "name"), [("centralized", "linear"), ("direct", "linear"), ("tree:3", "tree:3")]
+    ("strategy", "name"), [("linear", "linear"), ("tree", "tree:2"), ("tree:3", "tree:3")]
 )
 def test_rooted_strategies(comm, collective, strategy, name):
     """The local strategy of multi_node is left open, the global one a tree."""
@@ -123,7 +123,7 @@ def test_rooted_strategies(comm, collective, strategy, name):
 def test_levels_have_the_right_ranks(comm):
     """Seen in the messages: with a star on both levels a leader hears from its node and leaders."""
     devices, nodes = layout(comm)
-    star = dict.fromkeys(("local_allreduce", "global_allreduce"), "centralized")
+    star = dict.fromkeys(("local_allreduce", "global_allreduce"), "linear")
     two = two_nodes(comm, CollectiveConfig.multi_node(devices, nodes).replace(**star))
     peers, irecv = set(), two.backend.irecv
 
@@ -157,9 +157,7 @@ def test_thresholds_steer_auto(comm):
     wide = CollectiveConfig(tree_arity=7)
     assert explained(comm, wide, 100) == "tree:7"
     assert explained(comm, wide, 100, "broadcast") == "tree:7"
-    assert explained(comm, CollectiveConfig(local_broadcast="centralized"), 8, "broadcast") == (
-        "linear"
-    )
+    assert explained(comm, CollectiveConfig(local_broadcast="linear"), 8, "broadcast") == ("linear")
     assert explained(comm, CollectiveConfig.single_node(p), 8) == "ring"
     ring = Communicator(comm.backend.split(0, comm.rank), CollectiveConfig(tree_arity=3))
     used = []
