@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .launcher.function import run
     from .operations import Op
     from .parallel import DDP, ZeroOptimizer
-    from .pipeline import Pipeline
-    from .pipeline.partition import partition
+    from .pipeline.partitioning import partition
+    from .pipeline.pipeline import Pipeline
     from .selection.config import CollectiveConfig
     from .stop import StopRequest
     from .topology import Grid
@@ -50,7 +50,7 @@ _LAZY = {
     "Faults": "backends.simulated",
     "Grid": "topology",
     "Op": "operations",
-    "Pipeline": "pipeline",
+    "Pipeline": "pipeline.pipeline",
     "PostedMessage": "engine.messages",
     "SimulatedBackend": "backends.simulated",
     "StopRequest": "stop",
@@ -58,7 +58,7 @@ _LAZY = {
     "ZeroOptimizer": "parallel",
     "get_communicator": "communicator.launch",
     "init": "communicator.launch",
-    "partition": "pipeline",
+    "partition": "pipeline.partitioning",
     "run": "launcher.function",
     "run_simulated": "communicator.simulation",
     "shard": "data",

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from time import perf_counter
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
@@ -173,13 +174,17 @@ def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
 
 def copy_rate(nbytes: int = 64 << 20) -> float:
     """Return the memory bandwidth in GB/s of a copy of `nbytes`: bytes read plus written."""
+    import numpy as np
+
     source = np.ones(max(nbytes // 8, 1))
     target = np.zeros_like(source)
     return algbw(2 * source.nbytes, time_call(lambda: np.copyto(target, source)))
 
 
-def add_cost(nbytes: int = 1 << 20, dtype: Any = np.float32) -> float:
+def add_cost(nbytes: int = 1 << 20, dtype: Any = "float32") -> float:
     """Return γ, the time of adding two arrays of `nbytes` each, in seconds per byte of one."""
+    import numpy as np
+
     left = np.ones(max(nbytes // np.dtype(dtype).itemsize, 1), dtype)
     right = left.copy()
     return time_call(lambda: np.add(left, right, right)) / left.nbytes
@@ -206,6 +211,8 @@ def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int) -> float:
     It is the median of `repeat` trips there and back, halved.  All ranks call it; only the result
     on rank 0 counts.
     """
+    import numpy as np
+
     data = np.zeros(nbytes, np.uint8)
     comm.barrier()
     if comm.rank not in (0, peer):

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
 from ..launcher.mpi import TERMINAL, launched_rank
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
     from ..bench.results import Table as ResultTable
 
 PLAIN_WIDTH = 1000  # columns of a file: lines are not wrapped
@@ -37,6 +34,8 @@ def make_console(stderr: bool = False) -> Console:
     A rank cannot see whether its launcher writes to a terminal (Open MPI gives rank 0 a
     pseudo-terminal in any case), so ``mpidist run`` sets ``MPIDIST_TERMINAL``.
     """
+    from rich.console import Console
+
     if launched_rank():
         return Console(quiet=True)
     width = os.environ.get(TERMINAL, "")
@@ -55,6 +54,9 @@ def make_table(console: Console, *columns: str) -> Table:
 
     A column whose name begins with ``>`` is right-aligned, one with ``=`` is never wrapped.
     """
+    from rich import box
+    from rich.table import Table
+
     pretty = console.is_terminal
     lines = box.SIMPLE_HEAD if pretty else None
     table = Table(box=lines, pad_edge=False, padding=(0, 1 if pretty else 2, 0, 0))
@@ -70,6 +72,9 @@ def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
 
     Terminals of less than 90 columns get no columns whose heads begin with ``~``.
     """
+    from rich.markup import escape
+    from rich.text import Text
+
     pretty = console.is_terminal
     for table in tables:
         shown = [

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import numpy as np
-from rich.console import Console
 
 from ..measure import counted, format_size
 from ..schedule.registry import RESERVED
@@ -27,6 +25,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
     from ..bench import Results
     from ..demo import DemoResult
 
@@ -129,6 +130,8 @@ def _write_report(path: str, result: DemoResult, results: Results) -> None:
 
 def _live() -> Console:
     """Return the console of the progress bar, on standard error; quiet without a terminal."""
+    from rich.console import Console
+
     console = make_console(stderr=True)
     return console if console.is_terminal else Console(quiet=True)
 

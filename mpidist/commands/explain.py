@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ..measure import counted, format_size, significant
-from ..selection.estimates import MODEL
-from ..selection.tuning import MEMORIES, PRIVATE
 from .console import examples, make_console, make_table, show
 from .options import Bytes, CollectiveName, load_option
 
@@ -38,8 +36,8 @@ _SIZE = 1 << 20  # bytes, by default
 )
 @click.option(
     "--memory",
-    type=click.Choice(MEMORIES),
-    default=PRIVATE,
+    type=click.Choice(["private", "symmetric"]),
+    default="private",
     show_default=True,
     help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
@@ -93,6 +91,8 @@ def explain_command(
         }
         click.echo(json.dumps(content, indent=1))
         return
+    from ..selection.estimates import MODEL
+
     console = make_console()
     data = f", {format_size(nbytes)} bytes of float32 in {memory} memory"
     where = f"{counted(comm.size, 'rank')} on {counted(comm.topology.num_nodes, 'node')}"

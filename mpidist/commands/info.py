@@ -9,20 +9,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from ..bench.results import knobs, versions
-from ..device.find import find_device, list_gpus, why_no_device
-from ..gpu.executors import CLASSES, GpuCandidate, table, this_rank
 from ..launcher.allocation import cores
 from ..measure import counted, format_size
 from ..schedule.contract import COLLECTIVES
 from .console import examples, make_console, make_table, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from ..communicator.communicator import Communicator
     from ..engine.calibration import LinkSpeed
+    from ..gpu.executors import GpuCandidate
 
 
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
@@ -47,7 +46,9 @@ def info_command(links: bool, as_json: bool) -> None:
     """
     import mpidist
 
-    from ..bench.results import cores_here
+    from ..bench.results import cores_here, knobs, versions
+    from ..device.find import list_gpus, why_no_device
+    from ..gpu.executors import table, this_rank
     from ..shared_memory import compiled
 
     comm = mpidist.init()  # before the next import, which starts MPI: its error is one line
@@ -194,6 +195,8 @@ def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
 
 def _device(reasons: list[str | None]) -> str:
     """Return a description of rank 0's GPU, or why the first rank without a GPU has none."""
+    from ..device.find import find_device
+
     without = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if not without:
         return find_device().describe() + (" (rank 0)" if len(reasons) > 1 else "")
@@ -206,6 +209,8 @@ def _tabulate(candidates: list[GpuCandidate], console: Console) -> Table:
 
     It is grouped by classes of operations, such as reductions, which go to the same executor.
     """
+    from ..gpu.executors import CLASSES
+
     made = make_table(console, "=operations", "=executor", "=taken", "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"

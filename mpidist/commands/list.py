@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from ..pipeline.schedules.schedule import describe as describe_schedule
-from ..pipeline.schedules.schedule import schedules
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import algorithms, describe
 from .console import examples, make_console, make_table, show
 from .options import CollectiveName, load_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PIPELINE = "pipeline"
 _WIDE = 160  # columns from which there is room for the summaries; those of a file
@@ -50,6 +50,9 @@ def list_command(collective: str | None, as_json: bool) -> None:
 
     `mpidist list pipeline` lists the pipeline schedules.
     """
+    from ..pipeline.schedules.schedule import describe as describe_schedule
+    from ..pipeline.schedules.schedule import schedules
+
     of_pipelines = [describe_schedule(schedule) for schedule in schedules()]
     order = list(COLLECTIVES)
     rows = [

@@ -18,8 +18,6 @@ from click.shell_completion import CompletionItem
 
 from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
-from ..pipeline.schedules.schedule import PipelineSchedule, find_schedule, schedules
-from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import RESERVED, algorithms, find
 
@@ -27,6 +25,9 @@ CALLED = (*RESERVED, "mpi4py")  # accepted beside algorithms: "auto", executors,
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ..pipeline.schedules.schedule import PipelineSchedule
+    from ..pipeline.schedules.simulate import Costs
 
 
 class Count(click.IntRange):
@@ -286,6 +287,8 @@ class PipelineName(Parsed):
 
     def parse(self, text: str) -> PipelineSchedule | Callable:
         """Return the schedule or the generator function; raise InvalidArgument if there is none."""
+        from ..pipeline.schedules.schedule import find_schedule
+
         module, colon, function = text.rpartition(":")
         if not colon:
             if text in COLLECTIVES:
@@ -305,6 +308,8 @@ class PipelineNames(Names):
 
     def known(self) -> Iterable[str]:
         """Return the names of the pipeline schedules."""
+        from ..pipeline.schedules.schedule import schedules
+
         return (schedule.name for schedule in schedules())
 
 
@@ -319,6 +324,8 @@ class ActionCosts(Parsed):
 
     def parse(self, text: str) -> Costs:
         """Return the costs; raise InvalidArgument for another form."""
+        from ..pipeline.schedules.simulate import Costs
+
         try:
             times = [[float(t) for t in part.split(":")] for part in text.split(",")]
         except ValueError:

@@ -6,16 +6,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from ..measure import counted
-from ..pipeline.schedules import sweep as pipelines
 from ..schedule.contract import COLLECTIVES
-from ..schedule.sweep import Row, sweep
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
     AlgorithmNames,
@@ -30,6 +26,12 @@ from .options import (
     load_option,
     naming,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..pipeline.schedules.sweep import PipelineProofRow
+    from ..schedule.sweep import Row
 
 ALL = "all"
 PIPELINE_RANKS = list(range(1, 9))  # by default
@@ -117,6 +119,9 @@ def prove_command(
     every microbatch passes through every stage once, in an order that cannot deadlock, and that no
     message is taken for another.  A counter-example names rank, stage and step.
     """
+    from ..pipeline.schedules import sweep as pipelines
+    from ..schedule.sweep import sweep
+
     print_rows: Callable[..., None]
     rows: list[Any]
     begun = perf_counter()
@@ -178,10 +183,10 @@ def as_dict(rows: Sequence[Any], seconds: float) -> dict[str, Any]:
     }
 
 
-def _print_pipelines(
-    console: Console, rows: list[pipelines.PipelineProofRow], seconds: float
-) -> None:
+def _print_pipelines(console: Console, rows: list[PipelineProofRow], seconds: float) -> None:
     """Print a row for each schedule, the counter-examples, and the totals."""
+    from rich.text import Text
+
     heads = ("=pipeline", "chunks", "ranks", "microbatches", ">proofs", ">messages")
     table = make_table(console, *heads, ">most\noutstanding", ">s", "proved")
     for row in rows:
@@ -213,6 +218,8 @@ def _print_pipelines(
 
 def _print_algorithms(console: Console, rows: list[Row], seconds: float) -> None:
     """Print a row for each algorithm, the counter-examples, and the totals."""
+    from rich.text import Text
+
     table = make_table(
         console, "=collective", "=algorithm", "ranks", ">proofs", ">messages", ">s", "proved"
     )

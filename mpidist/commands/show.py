@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
-from rich.text import Text
 
 from ..errors import InvalidArgument, InvalidRank, UnknownName
 from ..measure import counted
-from ..pipeline.schedules.automatic import automatic
-from ..pipeline.schedules.schedule import schedules
-from ..pipeline.schedules.simulate import Costs
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import RESERVED, Groups, algorithms, find
 from .console import examples, make_console
@@ -33,6 +29,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..pipeline.schedules.show import Picture
+    from ..pipeline.schedules.simulate import Costs
     from ..pipeline.schedules.trace import Trace
 
 STYLES = {
@@ -52,6 +49,8 @@ def _complete(
     context: click.Context, argument: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return a shell's completions: collectives and schedules, or algorithms after a collective."""
+    from ..pipeline.schedules.schedule import schedules
+
     given = context.params.get("what") or ()
     if given:
         names = [a.name for a in algorithms(given[0])] if given[0] in COLLECTIVES else []
@@ -220,7 +219,10 @@ def _draw(
     name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs | None
 ) -> Picture:
     """Return the picture of the schedule `name`; "auto" is the best one computed for `costs`."""
+    from ..pipeline.schedules.automatic import automatic
+    from ..pipeline.schedules.schedule import schedules
     from ..pipeline.schedules.show import picture
+    from ..pipeline.schedules.simulate import Costs
 
     if name != "auto":
         every = [*(schedule.name for schedule in schedules()), "auto", *COLLECTIVES]
@@ -269,6 +271,8 @@ def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
 
 def _print_picture(drawn: Picture) -> None:
     """Print a picture; on a terminal in colours, and as wide as the terminal."""
+    from rich.text import Text
+
     console = make_console()
     if not console.is_terminal:
         console.print(drawn.text(), markup=False)

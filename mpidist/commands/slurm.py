@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
 
 from ..errors import InvalidArgument, UnknownName
 from .console import examples, make_console, make_table, show
 from .options import complete
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 HERE = Path(__file__).resolve().parents[1]
 ROOTS = HERE / "launcher" / "shipped", HERE.parent  # of a wheel (setup.py), of a checkout

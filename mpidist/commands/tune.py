@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from ..errors import InvalidArgument
 from ..measure import counted, format_size, round_size
@@ -18,6 +17,7 @@ from .options import ByteSizes, CollectiveName, Duration, OutputFile, is_given, 
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from ..bench.tuner import TuningSettings
     from ..communicator.communicator import Communicator

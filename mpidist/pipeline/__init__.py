@@ -1,9 +1,8 @@
 """Pipeline parallelism: microbatches pass through stages, in the order that a schedule gives."""
 
 import sys
-
-from .partition import Partition, partition
-from .pipeline import Pipeline
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 # From here on the attribute `schedules` is the function of that name; modules of the folder are
 # imported as in ``from mpidist.pipeline.schedules.show import text``.
@@ -32,7 +31,20 @@ from .schedules import (
     simulate,
     trace,
 )
-from .stats import PipelineStats
+
+if TYPE_CHECKING:
+    from .partitioning import Partition, partition
+    from .pipeline import Pipeline
+    from .stats import PipelineStats
+
+# What runs is imported when it is used first (PEP 562): commands that prove or draw a schedule do
+# not wait for the communicator.
+_LAZY = {
+    "Partition": "partitioning",
+    "Pipeline": "pipeline",
+    "PipelineStats": "stats",
+    "partition": "partitioning",
+}
 
 # The documented paths of these two modules, which lie in schedules/.
 sys.modules[f"{__name__}.show"] = show
@@ -65,3 +77,11 @@ __all__ = [
     "schedules",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

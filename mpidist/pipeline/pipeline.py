@@ -21,7 +21,7 @@ from ..parallel.deadline import allow_for_training
 from .executor import Batch, PipelineExecutor
 from .loss import BatchLoss
 from .microbatches import OutputForm, cut, cut_gradients, form_of
-from .partition import Partition, tied_in
+from .partitioning import Partition, tied_in
 from .plan import Measuring, Plan, check_equal, make_plan, on_all_ranks
 from .replicas import Replicas, Tied, clip
 from .schedules import PipelineSchedule, as_schedule

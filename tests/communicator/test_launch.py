@@ -1,6 +1,7 @@
 """Importing mpidist starts nothing: MPI starts with the first communicator."""
 
 import ast
+import os
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import mpidist
+from mpidist.cli import COMMANDS
+from mpidist.commands.bench import bench_command
 from mpidist.communicator import failure
 
 _IMPORT_ALL = """
@@ -40,7 +43,7 @@ _IMPORTED = """
 import sys, mpidist
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
 assert rooms == {"algorithms", "errors", "measure", "schedule"}, rooms
-assert {"statistics", "difflib", "click", "rich", "mpi4py"} & set(sys.modules) == set()
+assert {"statistics", "difflib", "click", "rich", "mpi4py", "numpy"} & set(sys.modules) == set()
 from mpidist.schedule import algorithms
 assert len(algorithms()) > 40, "registered before the first lookup"
 from mpidist.schedule.registry import find
@@ -55,6 +58,48 @@ def test_import_loads_few_rooms():
     """What only proves, draws or asks for help does not wait for the executors to be imported."""
     done = subprocess.run([sys.executable, "-c", _IMPORTED], timeout=60, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
+
+
+_STARTED = """
+import os, sys
+from mpidist.cli import main
+try:
+    main(prog_name="mpidist")
+except SystemExit as ended:
+    assert not ended.code, ended.code
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
+few = {"algorithms", "cli", "commands", "communicator", "errors", "foreign", "launcher", "measure"}
+assert rooms <= few | {"schedule"}, rooms
+assert "mpidist.communicator.communicator" not in sys.modules
+assert {"numpy", "rich", "mpi4py", "torch", "multiprocessing"} & set(sys.modules) == set()
+"""
+
+
+def started(*words, **environ):
+    """Run ``mpidist`` with these words, and check what it has imported; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTED, *words],
+        env={**os.environ, **environ},
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["", *COMMANDS, *(f"bench {b}" for b in bench_command.commands)]
+)
+def test_help_loads_few_rooms(command):
+    """That of all commands imports each of them: none may import at its top what it runs."""
+    assert f"Usage: mpidist {command}".rstrip() in started(*command.split(), "--help")
+
+
+def test_completion_loads_few_rooms():
+    """A shell starts mpidist each time the Tab key is pressed."""
+    words = {"COMP_WORDS": "mpidist run --la", "COMP_CWORD": "2"}
+    assert "--launcher" in started(_MPIDIST_COMPLETE="bash_complete", **words)
 
 
 def test_public_names():

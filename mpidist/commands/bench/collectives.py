@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from ...measure import format_size
 from ...schedule.contract import COLLECTIVES
@@ -29,6 +28,8 @@ from ..options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ...bench import Results
     from ...communicator.communicator import Communicator
 
