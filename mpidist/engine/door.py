@@ -75,7 +75,8 @@ class Door:
             self.refuse()
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        if self.broken is None and not self._tokens:  # as leave(), without a call
+            self.put(None)
 
     def pending(self) -> AbstractContextManager[None]:
         """Return the door for the poll or wait of a pending operation.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -372,12 +372,19 @@ class PointToPoint:
 
         ``describe(subject)`` describes the messages for the report.
         """
-        service, left = self.service, Counter[int]()
+        service = self.service
+        try:
+            if test():  # as most messages are complete by now, nothing is prepared for a wait
+                return
+        except Exception as error:
+            raise self.backend.translate(error) from error.__cause__
+        left: set[int] = set()
 
         def alarm() -> None:
             """Raise once a rank has been gone for two alarms: what it sent last has arrived."""
-            left.update(self._gone(subject))
-            gone = [rank for rank, times in left.items() if times > 1]
+            now = self._gone(subject)
+            gone = [rank for rank in now if rank in left]
+            left.update(now)
             if gone and not test():
                 reason = "; ".join(map(self.backend.board.describe, gone))
                 text = f"{describe(subject)} cannot complete: {reason}"
@@ -385,7 +392,7 @@ class PointToPoint:
                 raise RankFailed(f"rank {self.place.rank}: {text}")
 
         try:
-            if test() or service.engine.wait(test, service.deadline(timeout), alarm):
+            if service.engine.wait(test, service.deadline(timeout), alarm):
                 return
         except RankFailed:
             keep(test)
