@@ -1,4 +1,4 @@
-"""Training with one rank per GPU, or on the host: mpirun -n 2 python slurm/one_rank_a_gpu.py"""
+"""Training with one rank per GPU, or on the host: mpidist run -n 2 slurm/one_rank_a_gpu.py"""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""A model in two stages, each with replicas: mpirun -n 4 python slurm/pipelined.py"""
+"""A model in two stages, each with replicas: mpidist run -n 4 slurm/pipelined.py"""
 
 import mpidist as md
 from mpidist.demo.digits import load_digits

@@ -1,4 +1,4 @@
-"""Training that resumes when interrupted: mpirun -n 2 python slurm/requeued.py FOLDER [EPOCHS]"""
+"""Training that resumes when interrupted: mpidist run -n 2 slurm/requeued.py FOLDER [EPOCHS]"""
 
 import sys
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Handwritten digits, with options: mpirun -n 2 python slurm/train.py --learning-rate 0.1"""
+"""Handwritten digits, with options: mpidist run -n 2 slurm/train.py --learning-rate 0.1"""
 
 import argparse
 

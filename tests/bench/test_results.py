@@ -291,6 +291,11 @@ def test_empty_columns_are_left_out():
 def test_knobs_are_what_the_user_sets():
     job = {"MPIDIST_RUN_NOTES": "a1", "MPIDIST_RUN_SECRET": "b2", "MPIDIST_TERMINAL": "80"}
     assert knobs({**job, "MPIDIST_GPU": "nccl", "HOME": "/"}) == {"MPIDIST_GPU": "nccl"}
+    # Intel's launcher sets 30 of these in each rank; the last two are a user's.
+    names = [*("I_MPI_INFO_CPU_0", "I_MPI_PIN_INFO", "I_MPI_PIN_MAPPING", "I_MPI_HYDRA_UUID")]
+    names += ["I_MPI_INTERNAL_MEM_POLICY", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"]
+    user = {"I_MPI_FABRICS": "shm", "I_MPI_PIN_DOMAIN": "core"}
+    assert knobs({**dict.fromkeys(names, "1"), **user}) == user
 
 
 def test_numbers_as_text():
