@@ -24,6 +24,7 @@ extensions = [
     "page_head",  # adds the description of each page
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
+    "first_uses",  # links the first use of each term of the glossary
     "gallery",  # draws every schedule on every number of ranks for the gallery
     "plots",  # draws the plots from the tables of the pages
     "sample_report",  # writes the report that the gallery links to
