@@ -92,7 +92,8 @@ from .options import Count, OutputFile, Seconds
 @click.option(
     "--full-traceback",
     is_flag=True,
-    help="Show the frames inside mpidist in the traceback of a rank that fails.",
+    help="When a rank fails, show the frames inside mpidist in its traceback, and the launcher's "
+    "own report.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the command that is started.")
 @click.option(

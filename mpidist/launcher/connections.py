@@ -113,12 +113,14 @@ class RankState:
     host : str
         Its host.
     status : int, "lost" or None
-        Its exit status, negative for a signal; "lost" if its connection ended first; None before
-        its end.
+        Its exit status, negative for a signal; None before its end.  Of a lost rank it is `left`,
+        or "lost" if that is 0.
     mpi : str
         "starting" or "started"; empty before ``MPI_Init``.
     left : int
         Exit code that a Python program has reported before its process ends; 0 before that.
+    lost : bool
+        Whether its connection ended before its exit status came.
     """
 
     number: int
@@ -126,6 +128,7 @@ class RankState:
     status: int | str | None = None
     mpi: str = ""
     left: int = 0
+    lost: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -291,7 +294,8 @@ class Connections:
         connection.socket.close()
         self._connections.remove(connection)
         if connection.rank is not None and connection.rank.status is None:
-            self._end(connection.rank, LOST)
+            connection.rank.lost = True
+            self._end(connection.rank, connection.rank.left or LOST)
 
     def _handle(self, connection: Connection, report: Report) -> None:
         """Handle a report of a rank.

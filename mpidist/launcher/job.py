@@ -54,7 +54,7 @@ class JobOptions:
     trace : str or None
         File for a trace of all ranks; None for no trace.
     full_traceback : bool
-        Whether tracebacks have the frames inside mpidist.
+        Whether tracebacks have the frames inside mpidist, and the launcher's boxes are shown.
     """
 
     ranks: int | None = None
@@ -103,12 +103,13 @@ def check_log_dir(folder: str) -> None:
     """Create a folder for logs, if missing; raise InvalidArgument if it cannot be written to."""
     try:
         os.makedirs(folder, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"no permission to write into {folder!r}")
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "no permission to write into it"
     except OSError as error:
+        why = f"cannot create {os.fspath(error.filename)!r}: {error.strerror}"
+    if why:
         raise InvalidArgument(
-            f"--log-dir {folder!r}: {error}; expected a folder that can be created and written to"
-        ) from None
+            f"--log-dir {folder!r}: {why}; expected a folder that can be created and written to"
+        )
 
 
 def check_not_nested(environ: Mapping[str, str]) -> None:

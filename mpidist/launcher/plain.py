@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ..communicator.launcher_notes import NOTES
 from ..foreign import typed
+from .boxes import SHOWN_WITHIN, Boxes
 from .connections import RankState
 from .failures import Failure, Failures
 from .mpi import say
@@ -37,8 +38,8 @@ class Note:
 class PlainJob:
     """Runs a launcher without monitoring its ranks; prints the exceptions that ended ranks.
 
-    The launcher writes to the output of this process itself.  Python ranks on this host send
-    *notes*: that they have started, which exception ends them, or their exit code.
+    Python ranks on this host send *notes*: that they have started, which exception ends them, or
+    their exit code.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ class PlainJob:
     signals: Signals = field(default_factory=Signals)
 
     def __post_init__(self) -> None:
-        self.failures = Failures(self.ranks)
+        self.failures, self._boxes = Failures(self.ranks), Boxes()
         self._known: dict[int, RankState] = {}  # Python ranks of this host, in the order of notes
         self._gone: list[RankState] = []  # in the order of their ends
         self._gone_since = 0.0  # when the last of all ranks had ended
@@ -71,7 +72,7 @@ class PlainJob:
         environ = {**environ, NOTES: self._address}
         try:
             with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
-                with started(command, environ, _end_with_parent) as self._launcher:
+                with started(command, environ, self._boxes, _end_with_parent) as self._launcher:
                     return self._verdict(self._wait())
         finally:
             for key in list(self._selector.get_map().values()):
@@ -90,8 +91,10 @@ class PlainJob:
                 if not by_terminal(number):
                     self._launcher.send_signal(number)
             self.failures.print_settled()
+            self._boxes.show(SHOWN_WITHIN)
             self._end_if_it_stays()
         self._listen(0)
+        self._boxes.wait()
         return self._launcher.returncode
 
     # -- the ranks --------------------------------------------------------------------------------
@@ -170,6 +173,7 @@ class PlainJob:
         left = next((rank for rank in self._known.values() if rank.status), None)
         cause = self.failures.cause(self._known.values()) or left
         if code and cause is not None:
+            self._boxes.told = True
             # Ranks of other hosts cannot send notes: one of them may have been the first.
             known = len(self._known) == self.ranks
             say(str(cause) if known else str(cause).replace(" failed first: ", " failed: ", 1))

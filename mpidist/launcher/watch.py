@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..communicator.failure import FULL_TRACEBACK
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
+from .boxes import SHOWN_WITHIN, Boxes
 from .connections import LOST, SECRET, Connections, RankState
 from .failures import INTERRUPT, Failures
 from .mpi import say
@@ -73,19 +75,30 @@ def by_terminal(number: int) -> bool:
 def started(
     command: Sequence[str],
     environ: Mapping[str, str],
+    boxes: Boxes,
     preexec: Callable[[], object] | None = None,
 ) -> Iterator[subprocess.Popen]:
-    """Yield the started launcher; if it outlives the ``with`` block, end it and its ranks."""
+    """Yield the started launcher; if it outlives the ``with`` block, end it and its ranks.
+
+    `boxes` copies its output; with ``MPIDIST_FULL_TRACEBACK`` the launcher writes itself.
+    """
+    pipe = subprocess.PIPE if environ.get(FULL_TRACEBACK, "") in ("", "0") else None
     try:
-        launcher = subprocess.Popen(command, env=environ, preexec_fn=preexec)
+        launcher = subprocess.Popen(
+            command, env=environ, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=preexec
+        )
     except OSError as error:
         raise LaunchError(f"{command[0]} cannot be started: {error}") from error
     try:
+        if pipe is not None:
+            boxes.copy(launcher)
         yield launcher
     finally:
         if launcher.poll() is None:
             end_processes(launcher, environ=environ)
         remove_session_files(launcher.pid, environ)
+        boxes.wait()
+        boxes.show()
 
 
 RANK_PROCESS = str(Path(__file__).with_name("rank_process.py"))
@@ -134,6 +147,7 @@ class JobWatch:
     def __post_init__(self) -> None:
         self.failures = Failures(self.ranks)
         self.connections = Connections(self.ranks, self._end, self.failures.add, self.local)
+        self._boxes = Boxes()
         self._patience, self._step = PATIENCE, STEP
         self._failed_since: float | None = None
         self._succeeded_since: float | None = None
@@ -164,7 +178,7 @@ class JobWatch:
         secret = {SECRET: self.connections.secret}
         try:
             with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
-                with started(command, {**environ, **secret}) as self._launcher:
+                with started(command, {**environ, **secret}, self._boxes) as self._launcher:
                     return self._verdict(self._wait())
         finally:
             self.connections.close()
@@ -180,6 +194,7 @@ class JobWatch:
             for number in self.signals.pending():
                 self._pass(number)
             self.failures.print_settled()
+            self._boxes.show(SHOWN_WITHIN)
             self._end_if_stuck()
             self._end_if_idle()
             self._report_missing(begun)
@@ -188,6 +203,7 @@ class JobWatch:
         until = time.monotonic() + (LAST_REPORTS if status == 0 else AFTER_FAILURE)
         while len(self.ended) < self.ranks and time.monotonic() < until:
             self.connections.listen(0.1)
+        self._boxes.wait()
         return status
 
     # -- signals, and jobs that do not end by themselves ------------------------------------------
@@ -303,6 +319,8 @@ class JobWatch:
         self.failures.print()
         cause = cause or failed[0]
         number = cause.number
+        self._boxes.told = self._told_why or failed[0].status != LOST
+        self._boxes.show()
         # The name is that of rank_process.py, which imports nothing of this package.
         log = f"; its log: {self.logs}/rank-{number:05d}.log" if self.logs else ""
         say(f"{cause}{log}")
@@ -336,8 +354,9 @@ class JobWatch:
         self._report(last=True)
         failed = self._failed()
         first = next((rank for rank in self.ended if not rank.succeeded), None)
-        if first is not None and first is not failed[0] and not self._told_why:
-            say(f"before that {first}")  # which may have ended the others
+        # Lost ranks have been ended together by the launcher; any other may have ended the rest.
+        if first and first is not failed[0] and not self._told_why | (first.lost & failed[0].lost):
+            say(f"before that {first}")
         codes = [rank for rank in failed if isinstance(rank.status, int) and rank.status > 0]
         other = next((rank for rank in codes if rank.status != failed[0].status), None)
         if other is not None and not self._told_why:

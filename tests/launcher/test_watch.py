@@ -412,6 +412,30 @@ def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, 
     assert watch.never_started == never and told in capfd.readouterr().err
 
 
+LEAVES = """
+import os, sys, time
+from mpidist.communicator.launcher_notes import send_note
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    assert send_note(exit=3)
+    time.sleep(1.0)  # for the monitor to pass it on
+    open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_said_its_exit_code_is_not_lost(tmp_path, capfd):
+    """As in MPICH's MPI_Abort: the launcher kills all ranks with their monitors, in any order."""
+    watch = JobWatch(2)
+    words = watch.command([*python(LEAVES), f"{tmp_path}/left"])
+    kills = f"""export OMPI_COMM_WORLD_RANK=0; "$@" & first=$!
+    export OMPI_COMM_WORLD_RANK=1; "$@" & second=$!
+    while [ ! -e {tmp_path}/left ]; do sleep 0.05; done
+    kill -9 $first; sleep 0.5; kill -9 $second; exit 7"""
+    assert watch.run(["sh", "-c", kills, "sh", *words], environment()) == 3
+    said = capfd.readouterr().err
+    assert "rank 1 on " in said and "ended with exit code 3" in said and "lost" not in said, said
+
+
 def test_real_time_signals_have_no_name():
     assert str(RankState(3, "n2", -40)) == "rank 3 on n2 was killed by signal 40"
 
