@@ -45,7 +45,7 @@ def run_for_output(command: Sequence[str], seconds: float) -> subprocess.Complet
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{' '.join(command[:2])} did not answer within {seconds:g} s") from None
     except OSError as error:
-        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+        raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
 
 
 OPEN_MPI, MPICH, INTEL, CRAY = "Open MPI", "MPICH", "Intel MPI", "Cray MPICH"

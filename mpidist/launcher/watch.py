@@ -88,7 +88,7 @@ def started(
             command, env=environ, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=preexec
         )
     except OSError as error:
-        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+        raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     try:
         if pipe is not None:
             boxes.copy(launcher)
