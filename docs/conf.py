@@ -21,6 +21,7 @@ extensions = [
     "numpydoc",
     "elsewhere",  # docs/_ext: the names of other projects that the pages link to
     "back_links",  # corrects the links from the sources back to the pages
+    "message_links",  # an address for each message of Troubleshooting
     "page_head",  # adds the description of each page
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
