@@ -392,6 +392,26 @@ def test_every_message_has_an_address():
     assert len(used & set(names)) >= 5
 
 
+# A time or a rate that something took; not a deadline or the delay of an emulated link.
+FIGURE = re.compile(
+    r"\b(?:took|takes?|costs?|reached|is|was)\b[^.]{0,90}?\d[\d.,]*\s(?:µs|ms|GB/s)"
+    r"|\d\s+times\s+as\s+(?:fast|long)|time\sµs|x mpi4py"
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_figures_lead_to_how_they_are_measured(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if FIGURE.search(text):
+        assert "<measured>`" in text or "\n.. _measured:\n" in text, FIGURE.findall(text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "architecture" not in page])
+def test_pages_do_not_send_a_user_to_our_tests(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not re.findall(r"\btests/\w+|\bgoals\b", text)
+
+
 def texts_of(path):
     """Give the strings of a module, one line each, with an ellipsis for what is put in."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
