@@ -38,7 +38,7 @@ _BOXES = [
         (_DASHES, _DASHES + _OPEN_MPI + _BODY + _DASHES),
         (_DOUBLE, _DOUBLE + _HYDRA + rb"(?:=  [^\n]*\n){0,20}" + _DOUBLE[1:]),
         (b"YOUR APPLICATION TERMINATED", _HYDRA_LAST),
-        (b"Abort(", _ABORT),
+        (b"application called MPI_Abort(", _ABORT),
     )
 ]
 # The end of what has arrived, if it may go on as a box: a part of a frame, the frame with a part of
