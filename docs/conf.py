@@ -41,6 +41,7 @@ html_css_files = ["mpidist.css"]
 # Commands are copied without their prompt, and without their output.
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
+copybutton_line_continuation_character = "\\"
 copybutton_selector = "div.highlight-console pre, div.highlight-python pre, div.highlight-text pre"
 
 autodoc_member_order = "bysource"

@@ -150,7 +150,9 @@ def read_commands(body: str) -> list[Command]:
     """Give the commands of a console block with their outputs; empty lines count for nothing."""
     commands: list[Command] = []
     for line in body.splitlines():
-        if line.startswith("$ "):
+        if commands and commands[-1].line.endswith("\\"):
+            commands[-1].line = f"{commands[-1].line[:-1]}{line.strip()}"
+        elif line.startswith("$ "):
             commands.append(Command(line[2:]))
         elif line.strip():
             commands[-1].output.append(line)
@@ -390,6 +392,26 @@ def test_every_message_has_an_address():
     pages = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
     used = {name for text in pages for name in re.findall(r":ref:`[^`]*<([\w-]+)>`", text)}
     assert len(used & set(names)) >= 5
+
+
+WIDEST = 80  # of what people copy; what is printed may scroll
+ADDRESS = "https://download.pytorch.org/"  # cannot be broken
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_to_copy_are_narrow(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    pattern, indent = (_MARKDOWN, "") if page.endswith(".md") else (_RST, "   ")
+    wide = []
+    for block in pattern.finditer(text):
+        typed = further = False
+        for line in (block["body"] or "").splitlines():
+            line = line.removeprefix(indent)
+            typed = bool(re.match(r"\$ |(mpidist|python) (?!run:)", line)) or (typed and further)
+            further = line.endswith("\\")
+            if (typed or block["language"] == "python") and len(line) > WIDEST:
+                wide.append(line)
+    assert [line for line in wide if ADDRESS not in line] == []
 
 
 # A time or a rate that something took; not a deadline or the delay of an emulated link.
