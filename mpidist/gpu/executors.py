@@ -149,6 +149,9 @@ class GpuCandidate:
 class GpuExecutors(Protocol):
     """The executors of a communicator for arrays on a GPU; the same on every rank.
 
+    ``MPIDIST_GPU`` forces one; operations that it does not have are staged.  While NCCL is in use
+    the MPI library is given no addresses on a GPU, because on one GPU the two can deadlock.
+
     Attributes
     ----------
     candidates : list of GpuCandidate

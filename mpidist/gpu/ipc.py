@@ -247,6 +247,11 @@ class IpcKernels(GpuExecutor):
 
     A call queues its kernel, or copies, between two barriers of the ranks' streams.  The barriers
     are counters in symmetric memory that the streams write and wait for.
+
+    Before anything is queued the ranks meet on the host, within the deadline, so a missing rank is
+    named.  If a rank dies afterwards, the streams of the others wait until the job ends.  No kernel
+    spins, so ranks may share a GPU.  Results have the bits of "direct" on the host, but for complex
+    products, and the sign of a zero among the largest or smallest.
     """
 
     name = "ipc"

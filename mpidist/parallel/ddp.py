@@ -60,7 +60,8 @@ class DDP(NotCopyable):
         How complete buckets are sent during backward: "none" sends them at its end or within
         :meth:`sync_gradients`, "polls" starts each at once and polls it each time another gradient
         is ready, "thread" sends them in a thread, and "auto" times these in the first steps and
-        keeps the fastest.
+        keeps the fastest; on a GPU it is "polls" with NCCL and else "none", untimed, and "thread"
+        is refused.
     hook : callable, optional
         ``hook(bucket)`` starts to send a :class:`Bucket` and returns a :class:`~mpidist.Work`; when
         this Work is complete, ``bucket.flat`` holds the mean, the same on all ranks.  See

@@ -192,7 +192,8 @@ class Pipeline:
         A name, see ``mpidist list``, or a generator function of your own; it is proved first.
         "auto" measures the stages in the first steps, then computes a schedule for them.
     checkpoint : bool
-        Whether stages keep only their inputs, and compute forward again in backward.
+        Whether stages keep only their inputs, and compute forward again in backward.  The random
+        numbers of cupy are not repeated then.
     tied : mapping of str to parameter, optional
         Parameters that several ranks share, by names that all of these ranks give: they are made
         equal at the start, and their gradients are added up in each step.  A list of parameters

@@ -1,4 +1,12 @@
-"""Collectives of NCCL as functions, with the names that they have in ferrotorch."""
+"""Collectives of NCCL as functions, with the names that they have in ferrotorch.
+
+All ranks make the backend together, and close it before MPI ends::
+
+    backend = NcclBackend(comm)
+    nccl_allreduce(gradients, backend, "mean")
+    backend.wait(0, timeout=60)  # the default stream
+    backend.close()
+"""
 
 from __future__ import annotations
 
