@@ -72,6 +72,7 @@ CASES = [
     ("mpidist prove --import quad", "ratic.py"),
     ("mpidist bench compare quo", "tients.json"),
     ("mpidist bench allreduce --json quo", "tients.json"),
+    ("mpidist bench --iter", "ations"),
     ("mpidist show quadr", "atic.py"),
     ("mpidist slurm train_req", "ueue"),
     ("mpidist show allreduce rin", "g"),

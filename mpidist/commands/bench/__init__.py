@@ -25,8 +25,13 @@ class BenchGroup(click.Group):
     """The group of benchmarks, of which ``collectives`` is the default and may be left out."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the benchmarks and collectives that begin like `incomplete`."""
-        return [*super().shell_complete(ctx, incomplete), *complete(COLLECTIVES, incomplete)]
+        """Return the benchmarks, collectives and options of the default that fit `incomplete`."""
+        items = [
+            *super().shell_complete(ctx, incomplete),
+            *complete(COLLECTIVES, incomplete),
+            *self.commands[DEFAULT].shell_complete(ctx, incomplete),
+        ]
+        return list({item.value: item for item in items}.values())  # both have --help
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert ``collectives`` into the arguments if they name no benchmark."""
