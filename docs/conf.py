@@ -22,6 +22,7 @@ extensions = [
     "elsewhere",  # docs/_ext: the names of other projects that the pages link to
     "back_links",  # corrects the links from the sources back to the pages
     "message_links",  # an address for each message of Troubleshooting
+    "number_columns",  # right-aligns columns of numbers
     "page_head",  # adds the description of each page
     "rooms",  # draws the layers of setup.cfg
     "catalogue",  # writes docs/generated from the registry and the commands
