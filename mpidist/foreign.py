@@ -183,6 +183,17 @@ def shown(text: str) -> str:
     return "".join(c if c in "\n\t" or not _controls(c) else ascii(c)[1:-1] for c in text)
 
 
+def all_shown(content: Any) -> Any:
+    """Return a value of JSON with :func:`shown` of each text in it, those of keys too."""
+    if isinstance(content, str):
+        return shown(content)
+    if isinstance(content, list):
+        return [all_shown(value) for value in content]
+    if isinstance(content, dict):
+        return {shown(key): all_shown(value) for key, value in content.items()}
+    return content
+
+
 def _controls(c: str) -> bool:
     """Return whether a character steers a terminal, reorders text, or cannot be encoded."""
     code = ord(c)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import InvalidArgument
-from .foreign import read_file, read_json
+from .foreign import read_file, read_json, typed
 
 LIMIT = 200_000  # events of a rank that are kept, the last ones: about 80 MB, and 40 MB of the file
 FORMAT = "mpidist trace 1"
@@ -318,4 +318,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         raise InvalidArgument(
             f"trace {path}: its format is not {FORMAT!r}: expected a trace of mpidist"
         )
-    return data["traceEvents"]
+    try:
+        return typed(data.get("traceEvents"), list[dict[str, Any]], "traceEvents")
+    except TypeError as error:
+        raise InvalidArgument(f"trace {path}: {error}") from None

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..foreign import read_file, shown
 from ..measure import round_size
 from .results import Line, Results, Row, Table, microseconds
 
 NOISE = 0.10  # medians of two launches differ by so much on a quiet machine
+_LONGEST = 64 << 20  # bytes of a file
 _IGNORED = (
     "date",
     "command",
@@ -30,14 +31,11 @@ def read(path: str) -> Results:
         If the file cannot be read, or is not a result file of ``mpidist bench``.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InvalidArgument(f"{path}: {why}") from None
-    try:
-        return Results.from_json(text)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+        return Results.from_json(read_file(path, longest=_LONGEST).decode())
+    except (OSError, UnicodeDecodeError, InvalidArgument) as error:
+        why = getattr(error, "strerror", None) or error
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else why
+        raise InvalidArgument(f"{shown(path)}: {why}") from None
 
 
 @dataclass(frozen=True)

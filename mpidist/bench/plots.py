@@ -50,6 +50,11 @@ def endings() -> list[str]:
     return sorted(FigureCanvasBase.get_supported_filetypes())
 
 
+def _plain(text: object) -> str:
+    """Return a text in which matplotlib finds no formula: those between two ``$``."""
+    return str(text).replace("$", r"\$")
+
+
 def draw(results: Results, narrow: bool = False) -> Figure:
     """Draw time and bus bandwidth over the bytes, two panels for each collective.
 
@@ -76,9 +81,9 @@ def draw(results: Results, narrow: bool = False) -> Figure:
         ranks = counted(rows[0].ranks, "rank")
         place = ", in place" if rows[0].in_place else ""
         _curves(left, rows, "time_us")
-        left.set(title=f"{name}, {ranks}, {rows[0].dtype}{place}", ylabel="time (µs)")
+        left.set(title=_plain(f"{name}, {ranks}, {rows[0].dtype}{place}"), ylabel="time (µs)")
         _curves(right, rows, "busbw_gbs")
-        right.set(title=f"{name}: bus bandwidth", ylabel="busbw (GB/s)")
+        right.set(title=_plain(f"{name}: bus bandwidth"), ylabel="busbw (GB/s)")
         _legend(right, rows, narrow)
     return figure
 
@@ -86,9 +91,11 @@ def draw(results: Results, narrow: bool = False) -> Figure:
 def _curves(axes: Any, rows: list[Row], value: str) -> None:
     sizes = sorted({row.bytes or 0 for row in rows})
     for label, style in _styles(rows).items():
-        points = sorted((row.bytes, getattr(row, value)) for row in rows if row.label == label)
+        points = sorted(
+            (row.bytes or 0, getattr(row, value) or 0.0) for row in rows if row.label == label
+        )
         points = [(x, y) for x, y in points if y > 0]
-        axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
+        axes.plot([x for x, _ in points], [y for _, y in points], label=_plain(label), **style)
     axes.set_yscale("log")
     _size_axis(axes, sizes)
     axes.grid(True, which="major", alpha=0.3)
@@ -134,7 +141,7 @@ def _styles(rows: list[Row]) -> dict[str, dict[str, Any]]:
 def _legend(axes: Any, rows: list[Row], below: bool) -> None:
     """Add the legend beside or below the panel, sorted by bandwidth at the largest size."""
     last = max(row.bytes or 0 for row in rows)
-    speed = {row.label: row.busbw_gbs or 0.0 for row in rows if row.bytes == last}
+    speed = {_plain(row.label): row.busbw_gbs or 0.0 for row in rows if row.bytes == last}
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(zip(handles, labels), key=lambda pair: -speed.get(pair[1], 0.0))
     axes.legend(
@@ -212,7 +219,7 @@ def draw_comparison(comparisons: Mapping[str, Comparison], narrow: bool = False)
         part = [(run, pair) for run, pair in pairs if pair.first.work == name]
         _ratios(axes, part, list(comparisons), narrow)
         ranks = counted(part[0][1].first.ranks, "rank")
-        axes.set(title=f"{name}, {ranks}", ylabel="time of first / time of other")
+        axes.set(title=_plain(f"{name}, {ranks}"), ylabel="time of first / time of other")
     return figure
 
 
@@ -238,7 +245,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str], narrow: bo
             if not sized:
                 style["linestyle"] = "none"
             of = f" ({run})" if len(runs) > 1 else ""
-            axes.plot(*zip(*points), label=f"{label}{of}", **style)
+            axes.plot(*zip(*points), label=_plain(f"{label}{of}"), **style)
             worse = [point for point in points if point[1] < 1 / (1 + WORSE)]
             if worse:
                 ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.6}
@@ -251,7 +258,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str], narrow: bo
     if sized:
         _size_axis(axes, sorted({pair.first.bytes or 0 for _, pair in part}))
     else:
-        axes.set_xticks(range(len(order)), order)
+        axes.set_xticks(range(len(order)), list(map(_plain, order)))
         axes.margins(x=0.1)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(
@@ -318,13 +325,15 @@ def draw_pipeline(sheet: Sheet) -> Figure:
         axes.add_patch(Rectangle(*place, facecolor=box.colour, edgecolor="white", linewidth=border))
         middle = box.x + box.width / 2, box.y + box.height / 2
         colour = "white" if box.dark else "#222222"
-        axes.text(*middle, box.text, size=7.9, color=colour, ha="center", va="center_baseline")
+        axes.text(
+            *middle, _plain(box.text), size=7.9, color=colour, ha="center", va="center_baseline"
+        )
     for word in sheet.labels:
         title = word.style == "title"
         axes.text(
             word.x,
             word.y,
-            word.text,
+            _plain(word.text),
             size=11.5 if title else 8.6,
             weight="bold" if word.style in ("title", "bold") else "normal",
             ha="right" if word.style == "right" else "left",
@@ -358,7 +367,7 @@ def draw_scaling(results: Results) -> Figure:
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes, name in zip(panels, names):
         _panel(axes, [row for row in results.rows if row.work == name], results)
-        axes.set_title(name)
+        axes.set_title(_plain(name))
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     panels[0].legend(frameon=False, fontsize=8)
@@ -373,15 +382,15 @@ def _panel(axes: Any, rows: list[Any], results: Results) -> None:
             if not line:
                 continue
             axes.plot(
-                [row.bytes for row in line],
+                [row.bytes or 0 for row in line],
                 [row.time_us for row in line],
                 linestyle=_STYLES.get(label, ":"),
                 marker="o",
                 markersize=4,
                 color=f"C{colour}",
-                label=f"{counted(count, 'node')}, {counted(int(ranks), 'rank')}, {label}",
+                label=f"{counted(count, 'node')}, {counted(int(ranks), 'rank')}, {_plain(label)}",
             )
-    sizes = sorted({row.bytes for row in rows})
+    sizes = sorted({row.bytes or 0 for row in rows})
     axes.set(xlabel="bytes of the whole buffer", ylabel="time (µs)", yscale="log")
     if sizes[0] > 0:
         axes.set_xscale("log", base=2)

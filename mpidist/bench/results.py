@@ -20,11 +20,12 @@ from html import escape
 from importlib.metadata import version
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
-from ..measure import counted, round_size, significant
+from ..foreign import all_shown, read_json, typed
+from ..measure import counted, numbers_of, round_size, significant
 from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
@@ -96,11 +97,6 @@ class Row:
         """Return the row as a dict for JSON, without fields that are None or an empty dict."""
         content = dataclasses.asdict(self)
         return {name: value for name, value in content.items() if value not in (None, {})}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Row:
-        """Return the row from a dict of :meth:`to_json`."""
-        return cls(**content)
 
 
 @dataclass
@@ -197,33 +193,98 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        """Return the results in a text of :meth:`to_json`, of this JSON version or of version 1.
+        r"""Return the results in a text of :meth:`to_json`, of this JSON version or of version 1.
+
+        Control characters of its texts become escapes, such as ``\x1b``.
 
         Raises
         ------
         InvalidArgument
-            If the text is not such JSON, or of another version, which the message names.
+            If the text is not such JSON, with the first wrong field, or of another version, which
+            the message names.
         """
+        content = all_shown(read_json(text, "not a result file of `mpidist bench`", dict[str, Any]))
+        if content.get("version", 1) not in (1, VERSION):
+            raise InvalidArgument(
+                f"result file of version {content['version']!r:.60}: expected version 1 or "
+                f"{VERSION}"
+            )
         try:
-            content = json.loads(text)
-            if content.get("version", 1) not in (1, VERSION):
-                raise InvalidArgument(
-                    f"result file of version {content['version']}: expected version 1 or {VERSION}"
-                )
             if "version" not in content:
                 content = _from_version_1(content)
-            return cls(
-                content["header"],
-                [Row.from_json(row) for row in content["rows"]],
-                [Refusal(**refusal) for refusal in content.get("unsupported", ())],
-                content["benchmark"],
-                content["reference"],
-                content.get("notes", []),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
+            return _checked(typed(content, _Document))
+        except TypeError as error:
             raise InvalidArgument(f"not a result file of `mpidist bench`: {error}") from None
+
+
+@dataclass
+class _Document:
+    """The JSON of a result file."""
+
+    version: Literal[2]
+    benchmark: str
+    reference: str
+    header: dict[str, Any]
+    rows: list[Row]
+    unsupported: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Stream:
+    """The fields of :class:`~mpidist.bench.memory.StreamBandwidth`."""
+
+    gbs: float
+    array_bytes: int
+    cache_bytes: int
+    enough: bool
+
+
+# What is computed with of the figures and headers of files; other entries are only shown.
+_NUMBERS = (
+    *("deadline_s", "least_us", "more_us", "share", "hidden", "of_copies"),
+    *("regret", "raw", "floor", "auto"),
+)
+_FIGURES: dict[str, Any] = {**dict.fromkeys(_NUMBERS, float | None), "same_bits": bool | None}
+_HEADER = {
+    "busy": list[tuple[str, int, float]],
+    "nodes": dict[str, int],
+    "ranks": int,
+    "stream": _Stream | None,
+    "mpi": dict[str, Any] | None,
+}
+_LARGEST = 1e15  # of a row's times, ratios and bandwidths; the smallest is its inverse, or 0
+
+
+def _checked(found: _Document) -> Results:
+    """Return the results of a file's content; TypeError names the first wrong field."""
+    for number, row in enumerate(found.rows):
+        path = f"rows[{number}]"
+        for name, value in numbers_of(row).items():
+            least = {"time_us": 1 / _LARGEST, "ranks": 1}.get(name, 0)
+            tiny = 0 < value < 1 / _LARGEST
+            if value < least or tiny or (value > _LARGEST and name not in ("bytes", "ranks")):
+                raise TypeError(f"{path}.{name} is {value}: expected {least:g} to {_LARGEST:g}")
+        for name in _FIGURES.keys() & row.figures:
+            typed(row.figures[name], _FIGURES[name], f"{path}.figures.{name}")
+    for number, refusal in enumerate(found.unsupported):
+        if refusal.bytes < 0:
+            raise TypeError(f"unsupported[{number}].bytes is {refusal.bytes}: expected >= 0")
+    for name in _HEADER.keys() & found.header:
+        typed(found.header[name], _HEADER[name], f"header.{name}")
+    header = found.header
+    if any(name not in header["mpi"] for name in ("vendor", "version") if header.get("mpi")):
+        raise TypeError("header.mpi: expected vendor and version")
+    if header.get("stream") and header["stream"]["gbs"] < 1 / _LARGEST:
+        raise TypeError(f"header.stream.gbs is {header['stream']['gbs']}: expected > 0")
+    nodes = header.get("nodes", {})
+    if found.benchmark == "scaling" and not nodes:
+        raise TypeError("header.nodes is missing")
+    if not all(re.fullmatch("[0-9]{1,18}", ranks) for ranks in nodes):
+        raise TypeError("header.nodes: expected numbers of nodes by numbers of ranks")
+    return Results(
+        header, found.rows, found.unsupported, found.benchmark, found.reference, found.notes
+    )
 
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +293,11 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     Raise InvalidArgument unless it is of ``mpidist bench`` of collectives: the other benchmarks had
     rows of other forms then.
     """
-    header, rows = content["header"], [*content["rows"], *content.get("unsupported", ())]
+    lists = [
+        typed(content.get(name, default), list[dict[str, Any]], name)
+        for name, default in (("rows", None), ("unsupported", []))
+    ]
+    header, rows = typed(content.get("header"), dict[str, Any], "header"), [*lists[0], *lists[1]]
     if any("collective" not in row or "path" in row for row in rows):
         raise InvalidArgument(
             "result file of version 1, of which only those of collectives can be read: expected "
@@ -243,9 +308,10 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
         return {_NAMES_BEFORE_2.get(name, name): value for name, value in row.items()}
 
     return {
+        "version": VERSION,
         "header": header,
-        "rows": [renamed(row) for row in content["rows"]],
-        "unsupported": [renamed(row) for row in content.get("unsupported", ())],
+        "rows": [renamed(row) for row in lists[0]],
+        "unsupported": [renamed(row) for row in lists[1]],
         "benchmark": "scaling" if "nodes" in header else "collectives",
         "reference": BARE,
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..communicator.launcher_notes import launched_rank as launched_rank
 from ..errors import InvalidArgument, LaunchError
-from ..foreign import shown
+from ..foreign import read_file, shown
 
 TERMINAL = "MPIDIST_TERMINAL"  # set by `mpidist run`: columns of the terminal, 0 for none
 
@@ -213,11 +213,18 @@ def read_knobs(where: str, vendor: str) -> dict[str, str]:
     if not path.is_file():
         raise InvalidArgument(f"--knobs {where}: there is no {path} in {folder_of(path)}")
     found: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        content = read_file(path, longest=1 << 20).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or error) if isinstance(error, OSError) else "it is not text"
+        raise InvalidArgument(f"--knobs {path}: {why}") from None
+    for number, line in enumerate(content.splitlines(), 1):
         text = line.partition("#")[0].strip()
         name, sign, value = text.partition("=")
-        if text and not (sign and name.isidentifier()):
-            raise InvalidArgument(f"--knobs {path}, line {number}: {text!r}: expected NAME=value")
+        if text and not (sign and name.isidentifier() and "\0" not in value):
+            raise InvalidArgument(
+                f"--knobs {path}, line {number}: {text!r:.200}: expected NAME=value"
+            )
         if text:
             found[name] = value.strip()
     return found

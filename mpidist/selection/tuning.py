@@ -14,7 +14,7 @@ from typing import Any
 
 from ..calls.call import Call
 from ..errors import ConfigError, MpidistError
-from ..foreign import read_file, read_json
+from ..foreign import all_shown, read_file, read_json
 from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
@@ -201,12 +201,12 @@ class TuningTable:
             If the text is not JSON, not a table, has another version, or has a wrong entry, such as
             one with an unknown algorithm; the message names `source` and the entry.
         """
-        content = read_json(text, source, error=ConfigError, longest=LONGEST)
+        content = all_shown(read_json(text, source, error=ConfigError, longest=LONGEST))
         if not isinstance(content, dict) or "mpidist_tuning" not in content:
             raise ConfigError(f"{source} is not a tuning table: it has no 'mpidist_tuning'")
         if content["mpidist_tuning"] != FORMAT:
             version = content["mpidist_tuning"]
-            raise ConfigError(f"{source}: version {version!r} of the table: expected {FORMAT}")
+            raise ConfigError(f"{source}: version {version!r:.60} of the table: expected {FORMAT}")
         entries = content.get("entries")
         if not isinstance(entries, list):
             raise ConfigError(f"{source}: 'entries' is {entries!r:.60}: expected a list")
@@ -283,8 +283,10 @@ def _read(entry: Any, where: str) -> TuningEntry:
     starts = [first for first, _ in choose]
     if not choose or starts[0] != 0 or starts != sorted(set(starts)):
         raise ConfigError(f"{where}: 'choose' has from={starts}: expected 0, then ascending sizes")
-    if any(size < 0 or not 0 < us < math.inf for size, at in times.items() for us in at.values()):
-        raise ConfigError(f"{where}: 'times_us': expected times > 0 and sizes >= 0")
+    if any(not 0 < us < math.inf for at in times.values() for us in at.values()):
+        raise ConfigError(f"{where}: 'times_us': expected times > 0")
+    if not all(0 <= size < 1 << 63 for size in (*starts, *times)):
+        raise ConfigError(f"{where}: expected sizes of 0 bytes to less than 2**63")
     for _, candidate in choose:
         _check_name(key.collective, candidate, where)
     return TuningEntry(key, choose, times)
@@ -295,13 +297,13 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
     for name, values in allowed.items():
         if entry.get(name) not in values:
             listed = ", ".join(values)
-            raise ConfigError(f"{where}: {name}={entry.get(name)!r}: expected one of {listed}")
+            raise ConfigError(f"{where}: {name}={entry.get(name)!r:.60}: expected one of {listed}")
     library, nodes = entry.get("library"), entry.get("ranks_per_node")
     if not isinstance(library, str):
-        raise ConfigError(f"{where}: library={library!r}: expected a name")
+        raise ConfigError(f"{where}: library={library!r:.60}: expected a name")
     numbers = isinstance(nodes, list) and nodes and all(type(n) is int and n > 0 for n in nodes)
     if not numbers:
-        raise ConfigError(f"{where}: ranks_per_node={nodes!r}: expected whole numbers > 0")
+        raise ConfigError(f"{where}: ranks_per_node={nodes!r:.60}: expected whole numbers > 0")
     assert isinstance(nodes, list)
     return Key(library, tuple(nodes), entry["kind"], entry["collective"], entry["memory"])
 

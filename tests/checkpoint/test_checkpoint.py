@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pickle
-import random
 import signal
 import sys
 from pathlib import Path
@@ -19,8 +18,6 @@ from tests.support import checkpoint_cases as cases
 from tests.support.processes import environment, run
 from tests.support.training_kits import KITS
 
-# Forged manifests; many more in `make stress`.
-FORGED = 5000 if os.environ.get("MPIDIST_TEST_PROFILE") == "stress" else 150
 JOB = Path(__file__).with_name("killed_job.py")
 
 
@@ -174,33 +171,6 @@ def rewrite(file, change):
     file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n")
 
 
-def all_values(tree, path=()):
-    """Yield the path of each value in a JSON tree."""
-    yield path
-    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
-    for key, value in inner.items() if isinstance(inner, dict) else ():
-        yield from all_values(value, (*path, key))
-
-
-ODD = (
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    1.5,
-    "",
-    "S0",
-    "O,O",
-    "../../secret",
-    "/etc/passwd",
-    "fifo",
-    [],
-    {},
-)
-ODD += ([["x"]], {"dict": 1}, {"array": "no", "library": "os"}, "rank-00000.bin", float("nan"))
-
-
 def loads_or_is_refused(folder, file, change):
     """Load a forged checkpoint on two ranks: equal values, or CheckpointError on both."""
     kept = file.read_bytes()
@@ -220,27 +190,8 @@ def loads_or_is_refused(folder, file, change):
     return found[0]
 
 
-def forgeries(content, count):
-    """Yield changes of a manifest: a field takes another value, or goes, or is there twice."""
-    draw, paths = random.Random(count), [path for path in all_values(content) if path]
-    for _ in range(count):
-        path, odd, how = draw.choice(paths), draw.choice(ODD), draw.randrange(4)
-
-        def change(tree, path=path, odd=odd, how=how):
-            for key in path[:-1]:
-                tree = tree[key]
-            if how == 0:
-                del tree[path[-1]]
-            elif how == 1 and isinstance(tree, list):
-                tree.append(tree[path[-1]])
-            else:
-                tree[path[-1]] = odd
-
-        yield path, odd, how, change
-
-
 def test_forged_checkpoints_are_refused(tmp_path):
-    """No forged manifest reads another file, hangs, or returns memory that nobody wrote."""
+    """These manifests were believed once; tests/test_foreign.py forges thousands by chance."""
     state = {"w": np.arange(20_000, dtype="f4"), "n": [1, (2.5, "x")], "s": np.float32(3)}
     path = run_simulated(2, lambda c: Checkpoint(tmp_path, c).save(7, state=state, n=3))[0]
     file, secret = path / "manifest.json", tmp_path / "secret"
@@ -267,12 +218,7 @@ def test_forged_checkpoints_are_refused(tmp_path):
     ]
     for change in must_fail:
         assert loads_or_is_refused(tmp_path, file, change) == "refused"
-    good = loads_or_is_refused(tmp_path, file, lambda tree: None)
-    assert good != "refused"
-    for at, odd, how, change in forgeries(content, FORGED):
-        found = loads_or_is_refused(tmp_path, file, change)
-        values = at[0] in ("step", "trees")  # a forged value of a state is a value
-        assert values or found in ("refused", good), (at, odd, how, found[:200])
+    assert loads_or_is_refused(tmp_path, file, lambda tree: None) != "refused"
 
 
 def test_an_error_of_one_rank_is_known_on_all(tmp_path):

@@ -33,12 +33,14 @@ def compare_command(
     sizes, for each collective; points that are more than 5 % slower have a red ring.
     """
     from ...bench.compare import NOISE, compare, read, tables
+    from ...foreign import shown
 
     console = make_console()
-    base, runs = read(first), {other: read(other) for other in others}
+    base, runs = read(first), {shown(other): read(other) for other in others}
+    first = shown(first)
     comparisons = {other: compare(base, run) for other, run in runs.items()}
     for other, comparison in comparisons.items():
-        console.print(f"first: {first}\nsecond: {other}")
+        console.print(f"first: {first}\nsecond: {other}", markup=False)
         print_tables(console, tables(comparison, narrow=console.width < 110))
         verdicts = [pair.verdict.partition(",")[0] for pair in comparison.pairs]
         console.print(

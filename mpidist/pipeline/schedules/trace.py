@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidArgument
+from ...foreign import shown, typed
 from ...trace import Event, RankEvents
 from ...trace import read as read_events
 from ...trace import write as write_events
@@ -120,50 +121,95 @@ def read(path: str | Path) -> Trace:
     events = read_events(path)
     try:
         return _build(events)
-    except (KeyError, TypeError, ValueError) as error:
-        missing = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise InvalidArgument(f"trace {path}: {missing}") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"trace {shown(str(path))}: {error}") from error
+
+
+@dataclass
+class _Step:
+    """What is read of the facts of a step; see :func:`events_of`."""
+
+    pipeline: str
+    step: int
+    rank: int
+    schedule: str
+    microbatches: int
+    peak: int
+    stages: int
+    chunks: int
+    placement: str
+
+
+@dataclass
+class _Action:
+    pipeline: str
+    step: int
+    rank: int
+    kind: str
+    chunk: int
+    microbatch: int
+
+
+_LONGEST = 1e15  # microseconds
+
+
+def _facts(event: dict[str, Any], kind: type) -> Any:
+    """Return the facts of an event that `kind` has; TypeError if one is wrong."""
+    facts = typed(event.get("args"), dict[str, Any], "args")
+    names = {each.name for each in fields(kind)}
+    return typed({n: value for n, value in facts.items() if n in names}, kind, "args")
 
 
 def _build(events: Sequence[dict[str, Any]]) -> Trace:
     """Return the trace that a file's events contain; see :func:`read`.
 
-    ValueError, KeyError or TypeError if they are not those of a pipeline.
+    ValueError or TypeError if they are not those of a pipeline.
     """
-    steps: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    steps: dict[tuple[str, int], dict[int, _Step]] = {}
     for event in events:
         if event.get("cat") == STEP:
-            facts = event["args"]
-            steps.setdefault((facts["pipeline"], facts["step"]), {})[facts["rank"]] = facts
-    whole = [key for key, heads in steps.items() if len(heads) == heads[min(heads)]["stages"]]
+            head = _facts(event, _Step)
+            steps.setdefault((head.pipeline, head.step), {})[head.rank] = head
+    whole = [
+        key
+        for key, heads in steps.items()
+        if sorted(heads) == list(range(len(heads))) and len(heads) == heads[0].stages
+    ]
     if not whole:
         raise ValueError("no step of a pipeline in it was recorded by all ranks")
     pipeline = min(whole)[0]
     step = max(number for name, number in whole if name == pipeline)
     heads = steps[pipeline, step]
     head = heads[0]
-    if head["placement"] not in SHAPES:
-        raise ValueError(f"placement {head['placement']!r}: expected {', '.join(SHAPES)}")
-    counts = [head[name] for name in ("stages", "chunks", "microbatches")]
-    if not all(type(count) is int and count > 0 for count in counts):
+    if head.placement not in SHAPES:
+        raise ValueError(f"placement {head.placement!r:.60}: expected {', '.join(SHAPES)}")
+    stages, chunks, microbatches = head.stages, head.chunks, head.microbatches
+    if min(stages, chunks, microbatches) < 1:
         raise ValueError("stages, chunks and microbatches: expected whole numbers >= 1")
-    stages, chunks, microbatches = counts
+    if stages * chunks * microbatches > len(events):
+        raise ValueError(
+            f"{len(events)} events are less than those of {stages} stages, {chunks} chunks and "
+            f"{microbatches} microbatches"
+        )
     parts: list[list[Span]] = [[] for _ in range(stages)]
     for event in events:
-        facts = event.get("args", {})
-        if event.get("cat") != ACTION or (facts["pipeline"], facts["step"]) != (pipeline, step):
+        if event.get("cat") != ACTION:
             continue
-        rank, kind, chunk, microbatch = (facts[n] for n in ("rank", "kind", "chunk", "microbatch"))
+        facts = _facts(event, _Action)
+        if (facts.pipeline, facts.step) != (pipeline, step):
+            continue
+        rank, kind, chunk, microbatch = facts.rank, facts.kind, facts.chunk, facts.microbatch
         if not (0 <= rank < stages and 0 <= chunk < chunks and 0 <= microbatch < microbatches):
             raise ValueError(f"action {facts}: no such rank, chunk or microbatch")
-        if kind not in KINDS or not event["dur"] >= 0:
+        first, lasts = (typed(event.get(name), float, name) for name in ("ts", "dur"))
+        if kind not in KINDS or not (0 <= lasts <= _LONGEST and abs(first) <= _LONGEST):
             raise ValueError(f"action {facts}: expected F, B, I or W, with dur >= 0")
-        begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
+        begin, end = first * 1e-6, (first + lasts) * 1e-6
         parts[rank].append(Span(KINDS[kind](microbatch, chunk), begin, end))
     spans = tuple(tuple(sorted(part, key=lambda span: span.begin)) for part in parts)
-    placement = Placement(stages, chunks, head["placement"])
-    timeline = Timeline(str(head["schedule"]), placement, microbatches, spans)
-    peak = tuple(int(heads[rank]["peak"]) for rank in range(stages))
+    placement = Placement(stages, chunks, head.placement)
+    timeline = Timeline(shown(head.schedule), placement, microbatches, spans)
+    peak = tuple(heads[rank].peak for rank in range(stages))
     return Trace(timeline, mean_costs(timeline), peak)
 
 

@@ -220,7 +220,7 @@ def test_a_trace_that_is_wrong(tmp_path):
         (changed(action, "args", "microbatch", to=9), "no such rank, chunk or microbatch"),
         (changed(action, "args", "kind", to="X"), "expected F, B, I or W, with dur >= 0"),
         (changed(action, "dur", to=-1), "expected F, B, I or W, with dur >= 0"),
-        (changed(step, "args", "peak", to=None), "'peak'"),
+        (changed(step, "args", "peak", to=None), "args.peak is missing"),
     ):
         path.write_text(json.dumps(data))
         with pytest.raises(InvalidArgument, match=re.escape(f"trace {path}: ")) as failure:
