@@ -29,11 +29,16 @@ from mpidist.launcher.mpi import read_knobs
 from mpidist.pipeline.schedules.show import comparison
 from mpidist.pipeline.schedules.trace import read as read_trace
 from mpidist.selection.tuning import TuningTable
-from tests.support.forged_files import forged, opened_files, put_something_else
+from tests.support.forged_files import (
+    forge_checkpoint,
+    forged,
+    opened_files,
+    put_something_else,
+)
 
 LONG = os.environ.get("MPIDIST_TEST_PROFILE") == "stress"
 SEED = random.randrange(1 << 32) if LONG else 27
-SLOWEST = 20  # seconds of one file, on a loaded machine
+SLOWEST = 60  # seconds of one file, on a machine with other work; a picture takes 1
 EXAMPLES = Path(__file__).parents[1] / "docs" / "benchmarks_data"
 
 
@@ -245,25 +250,6 @@ def loaded(folder):
     first, second = run_simulated(2, load)
     assert first == second
     return first
-
-
-def forge_checkpoint(path, draw, secret):
-    """Change one thing of a saved checkpoint; a changed manifest has the right checksum mostly."""
-    manifest, how = path / "manifest.json", draw.random()
-    checksum, body = manifest.read_bytes().split(b"\n", 1)
-    if how < 0.75:
-        body = forged(body, draw)
-        right = hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode()
-        manifest.write_bytes((right if how < 0.7 else checksum) + b"\n" + body)
-    elif how < 0.95:
-        put_something_else(draw.choice(sorted(path.glob("*"))), draw, secret)
-    elif how < 0.97:
-        other = path.with_name(draw.choice(("step-x", "step-" + "9" * 200, "step-00000009.0")))
-        draw.choice((other.mkdir, other.touch, lambda: os.mkfifo(other)))()
-    else:
-        target = path.with_name("elsewhere")
-        path.rename(target)
-        path.symlink_to(draw.choice((target, "/", path, secret)))
 
 
 def test_forged_checkpoints_are_loaded_or_refused(tmp_path, capsys):

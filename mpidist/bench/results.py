@@ -203,7 +203,7 @@ class Results:
             If the text is not such JSON, with the first wrong field, or of another version, which
             the message names.
         """
-        content = all_shown(read_json(text, "not a result file of `mpidist bench`", dict[str, Any]))
+        content = all_shown(read_json(text, "a result file of `mpidist bench`", dict[str, Any]))
         if content.get("version", 1) not in (1, VERSION):
             raise InvalidArgument(
                 f"result file of version {content['version']!r:.60}: expected version 1 or "

@@ -3,6 +3,7 @@
 One generator for all kinds of files.  A change is made in the JSON tree of a text, or in its bytes.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -107,6 +108,25 @@ def put_something_else(path, draw, secret):
     elif how == 5:
         path.write_bytes(change_bytes(text, draw))
     return how == 6
+
+
+def forge_checkpoint(path, draw, secret):
+    """Change one thing of a saved checkpoint; a changed manifest has the right checksum mostly."""
+    manifest, how = path / "manifest.json", draw.random()
+    checksum, body = manifest.read_bytes().split(b"\n", 1)
+    if how < 0.75:
+        body = forged(body, draw)
+        right = hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode()
+        manifest.write_bytes((right if how < 0.7 else checksum) + b"\n" + body)
+    elif how < 0.95:
+        put_something_else(draw.choice(sorted(path.glob("*"))), draw, secret)
+    elif how < 0.97:
+        other = path.with_name(draw.choice(("step-x", "step-" + "9" * 200, "step-00000009.0")))
+        draw.choice((other.mkdir, other.touch, lambda: os.mkfifo(other)))()
+    else:
+        target = path.with_name("elsewhere")
+        path.rename(target)
+        path.symlink_to(draw.choice((target, "/", path, secret)))
 
 
 _OPENED = []  # the sets that are filled, the innermost last
