@@ -203,13 +203,13 @@ class Results:
             If the text is not such JSON, with the first wrong field, or of another version, which
             the message names.
         """
-        content = all_shown(read_json(text, "a result file of `mpidist bench`", dict[str, Any]))
-        if content.get("version", 1) not in (1, VERSION):
-            raise InvalidArgument(
-                f"result file of version {content['version']!r:.60}: expected version 1 or "
-                f"{VERSION}"
-            )
         try:
+            content = all_shown(read_json(text, "it", dict[str, Any], TypeError))
+            if content.get("version", 1) not in (1, VERSION):
+                raise InvalidArgument(
+                    f"result file of version {content['version']!r:.60}: expected version 1 or "
+                    f"{VERSION}"
+                )
             if "version" not in content:
                 content = _from_version_1(content)
             return _checked(typed(content, _Document))
