@@ -51,8 +51,10 @@ def run_for_output(command: Sequence[str], seconds: float) -> subprocess.Complet
 OPEN_MPI, MPICH, INTEL, CRAY = "Open MPI", "MPICH", "Intel MPI", "Cray MPICH"
 _ASK = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
-    "from mpi4py import MPI; print(MPI.get_vendor()[0]); print(MPI.Get_library_version())"
+    "from mpi4py import MPI; print('\\nmpidist asks:', MPI.get_vendor()[0])\n"
+    "print(MPI.Get_library_version())"
 )
+_ANSWER = "\nmpidist asks: "  # a start-up file of the site or a library may print lines before
 _LAUNCHERS = {
     "Open MPI": OPEN_MPI,
     "OpenRTE": OPEN_MPI,  # mpiexec and orterun of Open MPI 4
@@ -107,7 +109,7 @@ def find_library() -> InstalledMpi:
         If mpi4py loads none, or not in time.
     """
     done = run_for_output([sys.executable, "-c", _ASK], LOADED_WITHIN)
-    vendor, _, about = done.stdout.strip().partition("\n")
+    vendor, _, about = done.stdout.partition(_ANSWER)[2].strip().partition("\n")
     if done.returncode or not vendor:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         reason = next((line for line in lines if line.startswith("RuntimeError: ")), lines[-1])

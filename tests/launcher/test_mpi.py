@@ -101,6 +101,13 @@ def test_a_missing_library(install, monkeypatch, tmp_path):
     assert "cannot load MPI library;" in told
 
 
+def test_what_a_start_up_file_prints_is_not_the_library(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('banner of a site')\n")
+    vendor = mpi.find_library().vendor
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    assert mpi.find_library().vendor == vendor != "banner of a site"
+
+
 def test_a_program_without_an_mpi_library(tmp_path):
     """Its error is short, and the last of one: no chain of the exceptions of mpi4py."""
     (tmp_path / "mpi4py").mkdir()
