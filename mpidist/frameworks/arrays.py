@@ -30,6 +30,10 @@ class Arrays:
             once.setdefault(id(p), (str(name), p))
         return list(once.values())
 
+    def ignored(self, module: Any) -> set[str]:
+        """Return an empty set: every parameter and buffer is made equal on all ranks."""
+        return set()
+
     def why_not(self, module: Any) -> str:
         """Return which parameter or buffer is not the memory it shows; "" if none."""
         data = [(name, p.data) for name, p in self.parameters(module)]

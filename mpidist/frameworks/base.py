@@ -127,7 +127,13 @@ class Framework(Protocol):
     """
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """Return (name, parameter) for each trainable parameter of a module, each one once."""
+        """Return (name, parameter) for each trainable parameter of a module, each one once.
+
+        Those of :meth:`ignored` are left out.
+        """
+
+    def ignored(self, module: Any) -> set[str]:
+        """Return the names of parameters and buffers that each rank keeps for itself."""
 
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped; an empty string if it can."""
@@ -151,7 +157,10 @@ class Framework(Protocol):
         """
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
-        """Return (name, array) for each buffer of a module; the array shares the memory."""
+        """Return (name, array) for each buffer of a module; the array shares the memory.
+
+        Those of :meth:`ignored` are left out.
+        """
 
     def as_array(self, x: Any) -> np.ndarray:
         """Return a numpy array on the memory of `x`, an array of this library on the host."""

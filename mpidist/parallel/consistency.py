@@ -186,15 +186,17 @@ class ParameterGuard:
     Attributes
     ----------
     frozen : list of (str, parameter)
-        The module's other parameters, which are not trained.
+        The module's other parameters, which are not trained; without the ignored ones.
     """
 
     def __init__(self, framework: Framework, module: Any, named: Named):
-        trained = {id(p) for _, p in named}
+        trained, ignored = {id(p) for _, p in named}, framework.ignored(module)
         self._framework, self._module, self._ids = framework, module, trained
         self._trained = [(name, p) for name, p in named if hasattr(p, "requires_grad")]
         names = getattr(module, "named_parameters", lambda: enumerate(module.parameters()))
-        self.frozen = [(str(name), p) for name, p in names() if id(p) not in trained]
+        self.frozen = [
+            (str(name), p) for name, p in names() if id(p) not in trained and name not in ignored
+        ]
         self._note()
 
     def _note(self) -> None:

@@ -445,18 +445,22 @@ class DDP(NotCopyable):
 
         A Checkpoint raises an error if values that are not marked differ between ranks.  Of marked
         buffers it saves rank 0's and, with ``buffers="keep"``, also those of each rank.  With
-        ``buffers="average"`` they are equal on all ranks, and not marked.
+        ``buffers="average"`` they are equal on all ranks, and not marked.  Parameters and buffers
+        that PyTorch's DistributedDataParallel ignores are saved for each rank.
         """
         state, how = self.resume_state(), self.buffer_sync.how
-        if how == "average":  # equal on all ranks, and the checkpoint checks it
+        module = state["module"]
+        if not isinstance(module, Mapping):
             return state
-        module, names = state["module"], {name for name, _ in self.framework.buffers(self.module)}
-        names = names & set(module) if isinstance(module, Mapping) else set()
-        if not names:
-            return state
-        state["module"] = {k: Led(v) if k in names else v for k, v in module.items()}
-        if how == "keep":
-            state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in names}})
+        buffers = {name for name, _ in self.framework.buffers(self.module)} & set(module)
+        own = self.framework.ignored(self.module) & set(module)  # each rank's, saved for each
+        own |= buffers if how == "keep" else set()
+        # Averaged ones are equal on all ranks, and the checkpoint checks it.
+        marked = own | (set() if how == "average" else buffers)
+        if marked:
+            state["module"] = {k: Led(v) if k in marked else v for k, v in module.items()}
+        if own:
+            state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in own}})
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:

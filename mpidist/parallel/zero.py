@@ -168,7 +168,10 @@ class ZeroOptimizer(NotCopyable):
             raise InvalidArgument(
                 f"{where}: expected None: only modules of PyTorch can have parameter groups"
             )
-        known = {id(p): name for name, p in self._model.module.named_parameters()}
+        module = self._model.module
+        ignored = self._model.framework.ignored(module)
+        named = module.named_parameters()
+        known = {id(p): name for name, p in named if name not in ignored}
         seen: set[int] = set()
         for number, group in enumerate(copies):
             group["params"] = list(group["params"])
@@ -180,8 +183,8 @@ class ZeroOptimizer(NotCopyable):
                     )
                 if id(p) not in known:
                     raise InvalidArgument(
-                        f"{where}[{number}] has params that do not belong to the model: expected "
-                        "only the model's"
+                        f"{where}[{number}] has params that do not belong to the model, or that "
+                        "it ignores: expected only those that the ranks share"
                     )
                 seen.add(id(p))
         return copies

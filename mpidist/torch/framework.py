@@ -112,8 +112,25 @@ class Torch:
     """Adapter for modules of PyTorch; see :class:`~mpidist.frameworks.base.Framework`."""
 
     def parameters(self, module: Any) -> list[tuple[str, Any]]:
-        """Return names and parameters that require a gradient, each parameter once."""
-        return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        """Return names and parameters that require a gradient, each parameter once.
+
+        Those of :meth:`ignored` are left out.
+        """
+        named = self._without_ignored(module, module.named_parameters())
+        return [(name, p) for name, p in named if p.requires_grad]
+
+    def ignored(self, module: Any) -> set[str]:
+        """Return the names of parameters and buffers that ``DistributedDataParallel`` ignores.
+
+        Its ``_set_params_and_buffers_to_ignore_for_model`` has stored them in the module.
+        """
+        return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+    def _without_ignored(
+        self, module: Any, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> list[tuple[str, torch.Tensor]]:
+        ignored = self.ignored(module)
+        return [(name, x) for name, x in named if name not in ignored]
 
     def why_not(self, module: Any) -> str:
         """Return why a module cannot be wrapped, "" if it can.
@@ -133,7 +150,8 @@ class Torch:
                 f"a {type(module).__name__}, as torch.jit.script and torch.jit.trace make them: "
                 "expected the original module (torch.compile works on it)"
             )
-        return why_not_plain([*module.named_parameters(), *module.named_buffers()])
+        every = [*module.named_parameters(), *module.named_buffers()]
+        return why_not_plain(self._without_ignored(module, every))
 
     def sparse(self, module: Any) -> list[str]:
         """Return the names of parameters of embeddings that were made with ``sparse=True``."""
@@ -151,7 +169,8 @@ class Torch:
     def without_shape(self, module: Any) -> list[str]:
         """Return the names of a lazy module's parameters and buffers that have no shape yet."""
         every = [*module.named_parameters(), *module.named_buffers()]
-        return [name for name, x in every if torch.nn.parameter.is_lazy(x)]
+        named = self._without_ignored(module, every)
+        return [name for name, x in named if torch.nn.parameter.is_lazy(x)]
 
     def registries(self, module: Any) -> list[Any]:
         """Return the dicts of parameters and submodules of the module and all its submodules."""
@@ -159,7 +178,8 @@ class Torch:
 
     def buffers(self, module: Any) -> list[tuple[str, np.ndarray]]:
         """Return (name, buffer) pairs: tensors if on a GPU, else NumPy arrays on their memory."""
-        return [(name, _array(b)) for name, b in module.named_buffers() if b is not None]
+        named = self._without_ignored(module, module.named_buffers())
+        return [(name, _array(b)) for name, b in named if b is not None]
 
     def as_array(self, x: Any) -> np.ndarray:
         """Return a numpy array on the memory of a tensor in host memory."""

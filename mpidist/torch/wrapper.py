@@ -160,6 +160,15 @@ class Wrapper(torch.nn.Module):
 
     # -- names of DistributedDataParallel ---------------------------------------------------------
 
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether gradients are averaged; False stands for :meth:`no_sync`, without a block."""
+        return self.reducer.enabled
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self.reducer.enabled = bool(value)
+
     @staticmethod
     def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
         """Translate `others`, options of ``DistributedDataParallel``, and store them in `options`.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist.errors import InvalidArgument, ReplicasDiffer, Unsupported
-from mpidist.parallel import DDP, ZeroOptimizer
+from mpidist.parallel import DDP, Checkpoint, ZeroOptimizer
 from tests.support.training_kits import torch
 
 if torch:
@@ -885,7 +885,66 @@ def gradients_that_are_not_their_memory(comm):
         model.sync_gradients()
 
 
+def accumulation_by_the_flag_of_torch(comm):
+    """require_backward_grad_sync = False, as nanoGPT sets it, is no_sync()."""
+    model = DDP(nn.Linear(2, 1, bias=False), comm, overlap="polls")
+    grad, mine = model.module.weight, comm.rank + 1.0
+    mean = (comm.size + 1) / 2
+    for last in (False, True):
+        model.require_backward_grad_sync = last
+        assert model.require_backward_grad_sync is last
+        model(torch.full((1, 2), mine)).sum().backward()
+        assert grad.grad.tolist() == [[2 * mean if last else mine] * 2]
+    with model.no_sync():
+        assert not model.require_backward_grad_sync
+    assert model.require_backward_grad_sync
+
+
+def what_torch_ignores_is_ignored(comm, folder):
+    """Own gradients and values on each rank, which a checkpoint saves; even their shapes differ."""
+    torch_ddp = nn.parallel.DistributedDataParallel
+
+    def make(value, width=1):
+        net = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1), nn.Linear(1, width))
+        ignored = ["0.bias", "1.running_mean", "2.weight", "2.bias"]
+        torch_ddp._set_params_and_buffers_to_ignore_for_model(net, ignored)
+        with torch.no_grad():
+            for x in (*net.parameters(), net[1].running_mean):
+                x.fill_(value)
+        return net
+
+    net, mine = make(comm.rank + 1.0), comm.rank + 1.0
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    assert (net[0].weight == 1).all() and net[1].weight.item() == 1  # rank 0's
+    assert net[0].bias.item() == mine and net[1].running_mean.item() == mine
+    assert not any(k in "".join(b.names) for b in model.buckets for k in ("0.bias", "2."))
+    step = torch.optim.SGD(model.parameters(), lr=0.0)
+    model.eval()
+    net[1].running_mean.fill_(mine)
+    (net[0](torch.ones(1, 2)) * mine).sum().backward()
+    step.step()  # which does not ask for their averaging
+    mean = (comm.size + 1) / 2
+    assert net[0].weight.grad.tolist() == [[mean, mean]]
+    assert net[0].bias.grad.item() == mine and net[1].running_mean.item() == mine
+    model.broadcast_parameters()
+    assert net[0].bias.item() == mine and not model.unlike_parameters()
+    checkpoint = Checkpoint(comm.broadcast_object(str(folder)), comm)
+    checkpoint.save(1, model=model)
+    other = make(0.0)
+    again = DDP(other, comm, **SMALL)
+    checkpoint.load(model=again)
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)
+    with pytest.raises(InvalidArgument, match="ignores"):
+        ZeroOptimizer(torch.optim.SGD, again, [{"params": [other[0].bias]}], lr=0.1)
+    frozen = make(0.0, width=comm.rank + 1)
+    DDP(frozen, comm, overlap="none", **SMALL)
+    frozen[0].bias.requires_grad_(False)  # nobody averages it
+    frozen[0](torch.ones(1, 2)).sum().backward()
+
+
 CASES = [
+    accumulation_by_the_flag_of_torch,
     parameters_that_are_not_their_memory,
     gradients_that_are_not_their_memory,
     batch_normalisation_over_all_ranks,

@@ -34,5 +34,11 @@ def test_torch(case, size):
     run_simulated(size, case)
 
 
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+@pytest.mark.parametrize("size", [1, 3])
+def test_ignored(size, tmp_path):
+    run_simulated(size, lambda comm: cases.what_torch_ignores_is_ignored(comm, tmp_path))
+
+
 def test_not_needed_without_a_module_of_it():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True, timeout=200)

@@ -16,3 +16,8 @@ def test_torch(comm, case):
 @pytest.mark.parametrize("way", ("wrapper", "module", "inside"))
 def test_compiled_module(comm, way):
     cases.a_compiled_module_is_averaged(comm, way)
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_ignored(comm, tmp_path):
+    cases.what_torch_ignores_is_ignored(comm, tmp_path)
