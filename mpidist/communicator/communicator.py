@@ -680,7 +680,7 @@ class Communicator:
         out : ndarray
             Array to fill, of the dtype and shape of the message; axes of length 1 do not count.
         peer : int or None
-            Rank that sends it; None for any other rank, only with `out` on the host.  With
+            Rank that sends it; None for any rank, only with `out` on the host.  With
             :meth:`irecv` the sender is known afterwards as ``work.source``.
         tag : int
             See :meth:`send`.
@@ -708,7 +708,10 @@ class Communicator:
             return self._messages.recv(out, peer, tag, timeout)
 
     def isend(self, x: Any, peer: int, tag: int = 0) -> Work:
-        """Begin :meth:`send` in the background; do not touch the array before ``wait()``."""
+        """Begin :meth:`send` in the background; do not touch the array before ``wait()``.
+
+        `peer` may be this rank itself, which receives it by :meth:`irecv`.
+        """
         if type(x) is not np.ndarray and is_on_device(x):
             with self._door:
                 return self._gpu_messages.isend(x, peer, tag)
@@ -739,7 +742,7 @@ class Communicator:
         Parameters
         ----------
         peer : int or None
-            Rank of the sender; None for any other rank.
+            Rank of the sender; None for any rank.
         tag : int
             See :meth:`send`.
         kind : {"array", "object"}
@@ -748,7 +751,7 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, or `tag` or `kind` is not allowed.
+            If `peer` is no rank, or `tag` or `kind` is not allowed.
         """
         with self._door:
             return self._messages.iprobe(peer, tag, kind)

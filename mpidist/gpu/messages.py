@@ -135,7 +135,7 @@ class GpuMessages:
         The host first waits until all that is queued on the array's stream is complete.
         """
         messages, data = self._messages, describe(x, self._rank)
-        peer = messages.peer(peer)
+        peer = messages.peer(peer, itself=True)
         if self.direct:
             memory = _address(data)
         else:
@@ -151,7 +151,7 @@ class GpuMessages:
         Once the Work is complete, what is queued on the array's stream sees the contents.
         """
         messages, data = self._messages, describe(out, self._rank, "out")
-        peer = messages.source(peer)
+        peer = messages.source(peer, itself=True)
         if data.readonly:
             raise messages.place.wrong("out is read-only; it must be writable")
         if self.direct:

@@ -311,7 +311,14 @@ def test_posted_messages(case, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("check", [message_cases.check_posted_refusals, message_cases.check_freed])
+@pytest.mark.parametrize(
+    "check",
+    [
+        message_cases.check_posted_refusals,
+        message_cases.check_messages_to_oneself,
+        message_cases.check_freed,
+    ],
+)
 def test_posted_messages_that_are_refused(check, size):
     run_simulated(size, check)
 

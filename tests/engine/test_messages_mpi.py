@@ -247,6 +247,10 @@ def test_posted_refusals(comm):
     cases.check_posted_refusals(comm)
 
 
+def test_messages_to_oneself(comm):
+    cases.check_messages_to_oneself(comm)
+
+
 def test_posted_after_free(comm):
     cases.check_freed(comm)
 
