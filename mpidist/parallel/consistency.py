@@ -72,14 +72,21 @@ def check_alike(
 
 
 class NotCopyable:
-    """Base class of objects that cannot be copied or pickled, because they hold a communicator."""
+    """Base class of objects that cannot be copied or pickled, because they hold a communicator.
 
+    Attributes
+    ----------
+    instead : str
+        What to do in place of a copy.
+    """
+
+    instead = "take its state_dict(), or save it with a Checkpoint"
     _comm: Communicator
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise InvalidArgument(
             f"rank {self._comm.rank}: a {type(self).__name__} holds a communicator and cannot be "
-            "copied or pickled: copy a module or state_dict(), or save it with a Checkpoint"
+            f"copied or pickled: {self.instead}"
         )
 
 

@@ -108,6 +108,7 @@ class DDP(NotCopyable):
     stays sparse: the rows of all ranks are gathered and averaged after the buckets, without `hook`.
     """
 
+    instead = "copy its .module, which is not wrapped: copy.deepcopy(model.module)"
     takes_parts = True  # a rank reads only its own hook state from a checkpoint
 
     if TYPE_CHECKING:  # of the module of its library that it is

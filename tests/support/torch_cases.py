@@ -195,6 +195,9 @@ def a_copy_is_not_wrapped(comm):
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         other(torch.ones(1, 2)).sum().backward()
         assert net.weight.grad is None and not model.reducer.touched.any()
+    for act in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*deepcopy.model\.module"):
+            act(model)
 
 
 def what_has_no_shape_is_named(comm):
