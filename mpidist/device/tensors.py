@@ -61,6 +61,13 @@ def dtype_of(dtype: torch.dtype) -> Any:
         return name
 
 
+def needs(dtype: torch.dtype) -> str:
+    """Return advice to install ml_dtypes if the dtype needs it and it is missing; else ""."""
+    name = dtype_of(dtype)
+    missing = isinstance(name, str) and _is_extra(name)
+    return f"; {name} needs ml_dtypes: pip install ml_dtypes" if missing else ""
+
+
 def make_like(x: torch.Tensor) -> Callable[[tuple[int, ...], np.dtype], torch.Tensor]:
     """Return ``make(shape, dtype)``, which returns a new tensor like `x` on the same device.
 
@@ -152,10 +159,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
         x = x.resolve_conj().resolve_neg()
     dtype = dtype_of(x.dtype)
     if isinstance(dtype, str):
-        needs = f"; {dtype} needs ml_dtypes: pip install ml_dtypes"
-        raise UnsupportedDtype(
-            f"a tensor of {x.dtype}, which numpy does not have" + needs * _is_extra(dtype)
-        )
+        raise UnsupportedDtype(f"a tensor of {x.dtype}, which numpy does not have{needs(x.dtype)}")
     if x.requires_grad:
         x = x.detach()
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import math
 import pickle
 import queue
@@ -33,6 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..backends.waiting import POLLING
 from ..calls.arrays import view_at
+from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
 from ..device import tensors as host
 from ..engine.call_site import begun_here
@@ -43,6 +45,7 @@ from ..errors import (
     CommunicatorInUse,
     InvalidArgument,
     MpidistError,
+    UnsupportedDtype,
 )
 from ..measure import plural
 from . import framework
@@ -76,6 +79,18 @@ SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # by PRE
 BESIDE = "; make a group of another backend beside it, such as dist.new_group(backend='nccl')"
 ON_BOOL = {"sum": "or", "max": "or", "prod": "and", "min": "and"}  # equal in arithmetic of bool
 DEVICES = "cpu", "cuda"
+NAMES_OF_C10D = {
+    "tensors": ("tensor",),
+    "outputs": ("output_tensors", "output_tensor", "output_lists", "output"),
+    "inputs": ("input_tensors", "input_tensor", "input_list", "input"),
+    "output": ("outputTensor",),
+    "input": ("inputTensor",),
+    "output_splits": ("output_split_sizes",),
+    "input_splits": ("input_split_sizes",),
+    "opts": ("root", "op"),
+    "peer": ("dstRank", "srcRank"),
+}
+"""For parameters of the methods of :class:`ProcessGroup`: their names in c10d's forms."""
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
@@ -143,8 +158,16 @@ def _uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
 def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a group that gets its tensors, also those in lists, from :func:`_plain`.
 
-    torch.compile skips it, and all that it calls.
+    Its arguments may have the names of :data:`NAMES_OF_C10D`.  torch.compile skips it, and all that
+    it calls.
     """
+    own = inspect.signature(method).parameters
+    names = {
+        theirs: ours
+        for ours, some in NAMES_OF_C10D.items()
+        for theirs in some
+        if ours in own and theirs not in own
+    }
 
     @functools.wraps(method)
     def call(self: ProcessGroup, *arguments: Any, **named: Any) -> Any:
@@ -160,7 +183,13 @@ def _gated(method: Callable[..., Any]) -> Callable[..., Any]:
             arguments = tuple([_plain(x, self, method) for x in arguments])
             break
         if named:
-            named = {name: _plain(x, self, method) for name, x in named.items()}
+            given = {names.get(name, name): _plain(x, self, method) for name, x in named.items()}
+            if len(given) < len(named):
+                raise TypeError(
+                    f"{method.__name__}({', '.join(named)}): two names of one argument: expected "
+                    "the names of one of c10d's forms"
+                )
+            named = given
         return method(self, *arguments, **named)
 
     return _uncompiled(call)
@@ -554,6 +583,7 @@ class ProcessGroup(dist.ProcessGroup):
         assert messages is not None
         self.comm, self.messages = comm, messages
         self._rank, self._size = comm.rank, comm.size
+        self._check_root = Caller(comm.rank, comm.size).check_root
         self._name, self._description, self._store = name, "", store
         self.key: Key | None = None
         self._sequence = self._monitored = 0
@@ -888,6 +918,8 @@ class ProcessGroup(dist.ProcessGroup):
                 f"rank {self._rank}: op={kind.name}: expected an operation of the backend "
                 f"mpidist: {allowed}"
             )
+        if needs := host.needs(dtype):
+            raise UnsupportedDtype(f"rank {self._rank}: op={name!r} of a tensor of {dtype}{needs}")
         if dtype is torch.bool:
             name = ON_BOOL.get(name, name)
         elif name == "mean" and not (dtype.is_floating_point or dtype.is_complex):
@@ -1009,7 +1041,8 @@ class ProcessGroup(dist.ProcessGroup):
         """
         (x,) = _list(tensors)
         opts = _options(c10d.ReduceOptions, timeout, opts, rootRank=opts, reduceOp=op)
-        (out, back), root = self._writable("reduce: tensor", x, late=True), opts.rootRank
+        root = self._check_root(opts.rootRank)
+        out, back = self._writable("reduce: tensor", x, late=True)
         name, before, after = self._operation(opts.reduceOp, x.dtype)
         mine = root == self._rank
         if before is not None and not mine:
@@ -1033,7 +1066,7 @@ class ProcessGroup(dist.ProcessGroup):
         (x,) = _list(tensors)
         opts = _options(c10d.BroadcastOptions, timeout, opts, rootRank=opts)
         out, back = self._writable("broadcast: tensor", x, late=True)
-        data, root = self._flat(out), opts.rootRank
+        data, root = self._flat(out), self._check_root(opts.rootRank)
 
         def act() -> None:
             self.comm.broadcast(data, root, out=data)
@@ -1121,7 +1154,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Send each rank's tensor to the root, into a list of tensors there, in rank order."""
         (x,) = _list(inputs)
         opts = _options(c10d.GatherOptions, timeout, opts, rootRank=opts)
-        root, x = opts.rootRank, _readable(x)
+        root, x = self._check_root(opts.rootRank), _readable(x)
         outs: list[Tensor] = []
         if root == self._rank:
             given = [outputs] if outputs and isinstance(outputs[0], Tensor) else outputs
@@ -1146,7 +1179,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Send one tensor of the root's list to each rank."""
         (x,) = _list(outputs)
         opts = _options(c10d.ScatterOptions, timeout, opts, rootRank=opts)
-        root = opts.rootRank
+        root = self._check_root(opts.rootRank)
         (out, back), joined = self._writable("scatter: tensor", x), None
         if root == self._rank:
             given = inputs if inputs and isinstance(inputs[0], Tensor) else inputs[0]
@@ -1231,12 +1264,13 @@ class ProcessGroup(dist.ProcessGroup):
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any = None,
+        timeout: Any = None,
     ) -> Any:
         """Send a part of one tensor to each rank; the splits are the parts' numbers of rows.
 
         Empty splits mean equal parts.
         """
-        opts = _options(c10d.AllToAllOptions, None, opts)
+        opts = _options(c10d.AllToAllOptions, timeout, opts)
         many = None if input_splits or output_splits else 1
         self._check("all_to_all_single: output", output, "input", input, many)
         out, back = self._writable("all_to_all_single: output", output)

@@ -4,6 +4,7 @@ import gc
 import os
 import queue
 import random
+import re
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from mpidist.communicator.communicator import Communicator
-from mpidist.errors import InvalidArgument, MpidistError
+from mpidist.errors import InvalidArgument, InvalidRank, MpidistError
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
@@ -713,8 +714,6 @@ def test_wrong_message(place):
             dist.recv(x[:3], 0, tag=3)
         assert (x == 0).all()
     dist.barrier()
-    with pytest.raises(InvalidArgument, match=f"rank {rank}: .*this rank itself"):
-        dist.isend(torch.ones(1), rank)
 
 
 # -- works ----------------------------------------------------------------------------------------
@@ -873,6 +872,114 @@ def test_plain_calls(place):
     group.gather(outs if rank == 0 else [], x, 0).wait()
     group.barrier(timedelta(seconds=20)).wait()
     group.monitored_barrier(timedelta(seconds=20))
+
+
+def test_a_root_that_is_no_rank(place):
+    """Raised by the call, also by one that nobody waits for; nothing is sent."""
+    rank, size = place
+    group, x, rows = dist.group.WORLD, torch.ones(2), [torch.ones(2)] * size
+    for call in (
+        lambda root: dist.broadcast(x, src=root, async_op=True),
+        lambda root: group.broadcast(x, root),
+        lambda root: group.reduce(x, root),
+        lambda root: group.gather([rows], [x], root),
+        lambda root: group.scatter([x], [rows], root),
+    ):
+        for root in (-1, size):
+            with pytest.raises(InvalidRank, match=f"rank {rank}: root={root} .*0 … {size - 1}"):
+                call(root)
+    dist.all_reduce(x)
+    assert (x == size).all()
+
+
+def forms_of_c10d():
+    """Yield (method, names of its arguments) for each form that c10d's docstrings list."""
+    kind = torch._C._distributed_c10d.ProcessGroup
+    for name in dir(kind):
+        text = getattr(kind, name).__doc__ or ""
+        for given in re.findall(rf"\b{name}\(self: [^,]*, (.*)\) -> c10d::Work", text):
+            words = re.findall(r"(?:^|, )(\w+): ", given)
+            if words[0] != "arg0" and name != "_end_coalescing":
+                yield name, words
+
+
+def test_names_of_arguments(place):
+    """Every form of c10d's methods, by the names of its arguments, and its result."""
+    rank, size = place
+    group, tried = dist.group.WORLD, set()
+    ranks, total = [r + 1.0 for r in range(size)], size * (size + 1) / 2
+    for name, words in forms_of_c10d():
+        x, y, wide = torch.tensor([rank + 1.0]), torch.zeros(1), torch.full((size,), rank + 1.0)
+        rows, blank = list(wide.clone().chunk(size)), list(torch.zeros(size).chunk(size))
+        gathers, scatters = "gather" in name, "scatter" in name
+        lists = "output_tensors" in words and "opts" in words and name != "alltoall"
+        outs, given = (blank, [x]) if gathers else (([y], rows) if scatters else (blank, rows))
+        if lists:
+            outs, given = ([outs], given) if gathers else (outs, [given])
+        values = {"tensors": [x], "tensor": x, "root": 0, "op": dist.ReduceOp.SUM, "tag": 4}
+        values |= {"dstRank": (rank + 1) % size, "srcRank": (rank - 1) % size}
+        values |= {"timeout": timedelta(seconds=SECONDS)}
+        values |= {"output_split_sizes": [], "input_split_sizes": [], "input_list": [x]}
+        values |= {"output_lists": [[b] for b in blank], "output_tensor": y, "input_tensor": x}
+        values |= {"output_tensors": outs, "input_tensors": given}
+        if name == "reduce_scatter":
+            values |= {"output": y, "input": rows}
+        else:
+            output, input_ = (torch.zeros(size), x) if gathers else ((y, wide))
+            if "to_all" in name or "toall" in name:
+                output = torch.zeros(size)
+            values |= {"output": output, "input": input_, "outputTensor": y, "inputTensor": wide}
+            values |= {"outputs": [output], "inputs": [input_]}
+        if name in ("gather", "scatter") and rank:
+            values["output_tensors" if name == "gather" else "input_tensors"] = []
+        if name in ("send", "recv"):
+            continue  # below
+        getattr(group, name)(**{word: values[word] for word in words if word != "opts"}).wait()
+        tried.add(name)
+        if name == "barrier" or (name in ("gather", "reduce") and rank):
+            continue
+        got = {"broadcast": x, "reduce": x, "allreduce": x, "allreduce_coalesced": x}.get(name)
+        if got is None and scatters:
+            got = y
+        if got is None:
+            got = torch.cat(blank)
+            got = values["output"] if not got.any() else got
+        want = ranks if gathers or "all_to" in name or "alltoall" in name else [total]
+        want = [1.0] if name in ("broadcast", "scatter") else want
+        assert got.tolist() == want, (name, words)
+    assert len(tried) > 15
+    x, y = torch.tensor([rank + 1.0]), torch.zeros(1)
+    works = [
+        group.send(tensors=[x], dstRank=(rank + 1) % size, tag=4),
+        group.recv(tensors=[y], srcRank=(rank - 1) % size, tag=4),
+    ]
+    for work in works:
+        work.wait()
+    assert y.item() == (rank - 1) % size + 1
+    with pytest.raises(TypeError, match=r"broadcast\(tensor, opts, root\)"):
+        group.broadcast(tensor=x, opts=None, root=0)
+
+
+def test_messages_to_oneself(place):
+    """In any order, short and long, in a batch, and to whoever receives from any rank."""
+    rank, _ = place
+    for count in (3, 100_000):
+        x = torch.full((count,), rank + 1.0)
+        for begin in ((dist.isend, dist.irecv), (dist.irecv, dist.isend)):
+            y = torch.zeros(count)
+            given = {dist.isend: x, dist.irecv: y}
+            for work in [call(given[call], rank) for call in begin]:
+                work.wait()
+            assert (y == x).all()
+        y = torch.zeros(count)
+        batch = [dist.P2POp(dist.isend, x, rank), dist.P2POp(dist.irecv, y, rank)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert (y == x).all()
+    y, sent = torch.zeros(count), dist.isend(x, rank, tag=2)
+    came = dist.group.WORLD.recv_anysource([y], 2)
+    assert came.source_rank() == rank and (y == x).all()
+    sent.wait()
 
 
 def test_detail(place):

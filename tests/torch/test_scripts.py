@@ -1,6 +1,7 @@
 """Scripts that use the backend "mpidist", as jobs: how they start and how they end."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,34 @@ def test_without_the_import(tmp_path):
     finished = job(sys.executable, 2, script=str(tmp_path / "script.py"))
     assert finished.status == 0, finished.output
     assert sorted(finished.output.split("rank ")[1:]) == ["0 sum 2\n", "1 sum 2\n"]
+
+
+WITHOUT_ML_DTYPES = """import sys
+sys.modules["ml_dtypes"] = None  # as if it were not installed
+import torch, torch.distributed as dist
+dist.init_process_group("mpidist")
+rank, size = dist.get_rank(), dist.get_world_size()
+x = torch.full((2,), rank + 1.0, dtype=torch.bfloat16)
+for call in (lambda: dist.all_reduce(x), lambda: dist.reduce(x, 0),
+             lambda: dist.reduce_scatter_single(x, x.repeat(size))):
+    try:
+        call()
+    except TypeError as error:
+        print(error, flush=True)
+dist.broadcast(x, 0)  # which needs no arithmetic
+assert x.tolist() == [1, 1]
+dist.destroy_process_group()
+"""
+
+
+def test_without_ml_dtypes(tmp_path):
+    """Reductions say what is missing, and the group works on."""
+    (tmp_path / "script.py").write_text(WITHOUT_ML_DTYPES)
+    finished = job(sys.executable, 2, script=str(tmp_path / "script.py"))
+    assert finished.status == 0, finished.output
+    for rank in range(2):
+        told = rf"rank {rank}: op='sum' of a tensor of torch.bfloat16; .*pip install ml_dtypes"
+        assert len(re.findall(told, finished.output)) == 3, finished.output
 
 
 def test_an_entry_point_that_fails():
