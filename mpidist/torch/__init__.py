@@ -7,6 +7,7 @@
     dist.init_process_group("mpidist")  # rank and size from MPI; no MASTER_ADDR
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 try:
@@ -32,15 +33,29 @@ def _create(opts: Any, pg_options: Any = None) -> Any:
     return create(opts, pg_options)
 
 
+class _Devices:
+    """The devices of the backend, found out when PyTorch asks for them, to make a group.
+
+    Of a backend's devices, ShardedTensor and others prefer the one that is not the CPU: "cuda" is
+    one of them only on a machine with a GPU.  Where PyTorch is built for CUDA, the question may
+    start CUDA's driver, which then fails in forked processes: so it is not asked by the import, and
+    by ``device_count()``, which asks NVML first.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        yield "cpu"
+        if torch.cuda.device_count():
+            yield "cuda"
+
+
 def _register() -> None:
     from . import rendezvous
 
     rendezvous.register()
     rendezvous.set_variables()
     if not hasattr(dist.Backend, "MPIDIST"):
-        # Of the devices of a backend, ShardedTensor and others prefer the one that is not the CPU.
-        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=devices)
+        dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=["cpu"])
+        dist.Backend.backend_capability["mpidist"] = _Devices()  # type: ignore[assignment]
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:

@@ -53,6 +53,26 @@ def test_the_import_starts_nothing():
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+GPU_ASKED = """import torch, torch.distributed as dist
+asked = []
+for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+    setattr(torch.cuda, name, lambda name=name: asked.append(name) or len(asked) > 1)
+import mpidist.torch
+print(asked)
+for _ in range(2):
+    print(*dist.BackendConfig(dist.Backend("mpidist")).device_backend_map, *asked)
+"""
+
+
+def test_the_import_does_not_ask_for_a_gpu():
+    """Which may start CUDA's driver: it then fails in forked processes, as of a DataLoader."""
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_ASKED], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    lines = ["[]", "cpu device_count", "cpu cuda device_count device_count"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
 UNIMPORTED = """import sys, torch
 import torch.distributed as dist
 assert dist.is_backend_available("mpidist")
