@@ -128,3 +128,14 @@ def test_slurm_scripts(tmp_path):
     assert slurm("--into", tmp_path).exit_code == 0
     assert (tmp_path / "slurm/train.py").is_file() and (tmp_path / "examples/digits.py").is_file()
     assert "exists already" in slurm("--into", tmp_path).stderr
+
+
+def test_pages_name_the_versions_of_torch_that_the_extra_allows():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    (extra,) = re.findall(r"^torch(>=.*)$", settings["options.extras_require"]["torch"], re.M)
+    found = {}
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.rst"), *ROOT.glob("docs/*.inc")):
+        for given in re.findall(r"\btorch([<>=!~][<>=!~,.\d]+\d)", page.read_text()):
+            found.setdefault(given, []).append(page.name)
+    assert list(found) == [extra], found

@@ -56,6 +56,10 @@ def _register() -> None:
     if not hasattr(dist.Backend, "MPIDIST"):
         dist.Backend.register_backend("mpidist", _create, extended_api=True, devices=["cpu"])
         dist.Backend.backend_capability["mpidist"] = _Devices()  # type: ignore[assignment]
+        # From 2.15 on PyTorch attaches a flight recorder to the C++ backend of each group but those
+        # of this set; a group written in Python has none.
+        recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        recording.add("mpidist")
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:

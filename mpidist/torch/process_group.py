@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.distributed import distributed_c10d as c10d
 
 from ..backends.waiting import POLLING
@@ -775,6 +776,8 @@ class ProcessGroup(dist.ProcessGroup):
             self._check_alone()
         timeout = opts.timeout.total_seconds()
         seconds = timeout if 0 < timeout < _FOREVER else self._seconds
+        if torch.autograd._profiler_enabled():
+            act = _recorded(name, act, opts.asyncOp)
         if not opts.asyncOp and not self._queued:
             with self._performing:
                 error = self._attempt(name, act, seconds)
@@ -1175,6 +1178,27 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run("gather", act, outs, opts, [x])
 
     @_gated
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Send each rank's tensor to the root, into one tensor there, in rank order.
+
+        PyTorch has it from 2.15 on.  `output` is used on the root only.
+        """
+        opts = _options(c10d.GatherOptions, None, opts)
+        root, x = self._check_root(opts.rootRank), _readable(input)
+        mine = root == self._rank
+
+        def act() -> None:
+            joined = x.new_empty(self._size * x.numel()) if mine else None
+            into = None if joined is None else self._flat(joined)
+            self.comm.gather(self._flat(x), root, out=into)
+            if joined is not None:  # checked before, it would leave the others waiting
+                self._check("gather_single: output", output, "input", x, self._size)
+                self._check_separate("gather_single: output", output)
+                output.detach().copy_(joined.view(output.shape))
+
+        return self._run("gather_single", act, [output] if mine else [], opts, [x])
+
+    @_gated
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         """Send one tensor of the root's list to each rank."""
         (x,) = _list(outputs)
@@ -1455,6 +1479,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # older names of the same
     _allgather_base = all_gather_single
+    gather_into_tensor = gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -1526,6 +1551,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self.recv(tensors, None, tag)
 
     def _post(self, what: str, outputs: Sequence[Tensor], begin: Callable[[], Any]) -> _Message:
+        if torch.autograd._profiler_enabled():
+            _recorded("recv" if ": recv" in what else "send", begin, True)
         try:
             work = begin()
         except MpidistError as error:
@@ -1538,6 +1565,22 @@ class ProcessGroup(dist.ProcessGroup):
         if self._coalesced is not None:
             self._coalesced.append(message)
         return message
+
+
+def _recorded(name: str, act: Act, mark: bool) -> Act:
+    """Return `act`, so that a running profiler records it as ``mpidist:name``.
+
+    With `mark` the call is recorded, not the operation: the thread of the group is not profiled.
+    """
+    if mark:
+        with record_function(f"mpidist:{name}"):
+            return act
+
+    def run() -> None:
+        with record_function(f"mpidist:{name}"):
+            act()
+
+    return run
 
 
 def _list(x: Any) -> Sequence[Tensor]:

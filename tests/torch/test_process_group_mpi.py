@@ -1,5 +1,6 @@
 """The backend "mpidist" of torch.distributed: every call of c10d, by closed forms."""
 
+import contextlib
 import gc
 import os
 import queue
@@ -899,7 +900,7 @@ def forms_of_c10d():
         text = getattr(kind, name).__doc__ or ""
         for given in re.findall(rf"\b{name}\(self: [^,]*, (.*)\) -> c10d::Work", text):
             words = re.findall(r"(?:^|, )(\w+): ", given)
-            if words[0] != "arg0" and name != "_end_coalescing":
+            if words[0] != "arg0" and name not in ("_end_coalescing", "reconfigure"):
                 yield name, words
 
 
@@ -936,7 +937,8 @@ def test_names_of_arguments(place):
             continue  # below
         getattr(group, name)(**{word: values[word] for word in words if word != "opts"}).wait()
         tried.add(name)
-        if name == "barrier" or (name in ("gather", "reduce") and rank):
+        at_root = name in ("gather", "gather_single", "gather_into_tensor", "reduce")
+        if name == "barrier" or (at_root and rank):
             continue
         got = {"broadcast": x, "reduce": x, "allreduce": x, "allreduce_coalesced": x}.get(name)
         if got is None and scatters:
@@ -958,6 +960,42 @@ def test_names_of_arguments(place):
     assert y.item() == (rank - 1) % size + 1
     with pytest.raises(TypeError, match=r"broadcast\(tensor, opts, root\)"):
         group.broadcast(tensor=x, opts=None, root=0)
+
+
+def test_a_profiler_sees_the_calls(place):
+    """Collectives and messages, each once; a blocking collective with the time that it takes."""
+    rank, size = place
+    x, y = torch.ones(2), torch.zeros(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(x)
+        dist.broadcast(x, 0, async_op=True).wait()
+        works = [dist.isend(x, (rank + 1) % size), dist.irecv(y, (rank - 1) % size)]
+        for work in works:
+            work.wait()
+        if rank == 0:
+            time.sleep(0.2)
+        dist.barrier()
+    found = {e.key: e for e in profile.key_averages() if e.key.startswith("mpidist:")}
+    assert {key: e.count for key, e in found.items()} == dict.fromkeys(
+        [f"mpidist:{name}" for name in ("all_reduce", "broadcast", "send", "recv", "barrier")], 1
+    )
+    assert rank == 0 or found["mpidist:barrier"].cpu_time_total > 1e5  # µs
+
+
+def test_gather_single(place):
+    """A tensor on the root, flat or stacked; a wrong one is an error of the root alone."""
+    rank, size = place
+    group, opts, last = dist.group.WORLD, dist.GatherOptions(), size - 1
+    opts.rootRank = last
+    for shape in ((2 * size,), (size, 2)):
+        out = torch.zeros(shape)
+        group.gather_single(out, torch.full((2,), rank + 1.0), opts).wait()
+        want = torch.arange(1.0, size + 1).repeat_interleave(2) if rank == last else out * 0
+        assert out.reshape(-1).tolist() == want.reshape(-1).tolist()
+    said = f"rank {rank}: gather_single: output has shape .*expected {2 * size} elements"
+    with pytest.raises(InvalidArgument, match=said) if rank == last else contextlib.nullcontext():
+        group.gather_single(torch.zeros(2 * size + 1), torch.ones(2), opts).wait()
+    dist.barrier()
 
 
 def test_messages_to_oneself(place):
