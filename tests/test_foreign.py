@@ -74,7 +74,6 @@ def use_results(path):
 
 
 def draw_results(found, good, both):
-    pytest.importorskip("matplotlib")
     from mpidist.bench.plots import as_svg, draw_scaling
     from mpidist.bench.report import bench_page, comparison_page
 

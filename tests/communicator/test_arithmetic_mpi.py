@@ -362,7 +362,7 @@ class Adder:
 def test_functions_are_let_go(comm, algorithm):
     """Neither lambdas nor bound methods are kept, made for one call or for several."""
     if not has(comm, "allreduce", algorithm.partition(":")[0]):
-        pytest.skip("this path cannot be here: so many ranks")
+        pytest.skip("this executor cannot be here: so many ranks")
     x, out, watched = np.ones(5), np.empty(5), []
     for k in range(24):
         owner = Adder()

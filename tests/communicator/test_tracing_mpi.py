@@ -199,7 +199,7 @@ def test_free_writes(comm, path):
 @pytest.mark.parametrize("overlap", ["none", "polls", "thread"])
 def test_ddp(comm, path, overlap):
     if overlap == "thread" and not comm.backend.threads:
-        pytest.skip("MPI was not started with thread level 'multiple'")
+        pytest.skip("needs MPI with thread level 'multiple'")
     layers = Sequential(*(Linear(32, 32, dtype=np.float64) for _ in range(3)))
     model = DDP(layers, comm, bucket_bytes=9000, first_bucket_bytes=9000, overlap=overlap)
     x = np.ones((4, 32))
@@ -276,7 +276,7 @@ def test_ranges_in_a_profile_of_torch(comm, path):
 
 def test_calls_of_another_thread(comm, path):
     if not comm.backend.threads:
-        pytest.skip("MPI was not started with thread level 'multiple'")
+        pytest.skip("needs MPI with thread level 'multiple'")
     own = comm.split(0)
     with comm.trace(path):
         thread = threading.Thread(target=own.barrier)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from mpidist.frameworks.base import ADAPTERS, adapter, digest, framework_of, library
 from mpidist.nn import SGD, Adam
+from tests.support.training_kits import NEEDS_TORCH
 
 CONTENTS = {
     "framework": "FRAMEWORK",
@@ -18,7 +19,7 @@ CONTENTS = {
 @pytest.mark.parametrize("purpose", CONTENTS)
 def test_adapter(name, purpose):
     if name is not None:
-        pytest.importorskip(name)
+        pytest.importorskip(name, reason=NEEDS_TORCH)
     module = adapter(name, purpose)
     assert (module is None) == (purpose not in ADAPTERS[name])
     assert module is None or hasattr(module, CONTENTS[purpose])
@@ -31,7 +32,7 @@ def test_framework_of_numpy():
 
 
 def test_framework_of_torch():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     x = torch.arange(3.0)
     assert library(x) == "torch" == library(torch.nn.Linear(1, 1))
     array = framework_of(x).as_array(x)
@@ -59,7 +60,7 @@ def updated(optimizer, groups, grad):
 
 def test_is_elementwise():
     """Each known optimizer of PyTorch updates a matrix as it does two flat pieces of it."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     from mpidist.torch.framework import ELEMENTWISE
 
     framework = framework_of(torch.ones(1))

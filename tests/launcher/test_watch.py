@@ -127,7 +127,7 @@ FORGED = [
 ]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, which can become another user")
 @pytest.mark.parametrize("monitored", [True, False])
 def test_notes_of_another_user_are_not_read(capfd, monitored):
     """Each forged note is sent to the job's socket by a process of another user."""

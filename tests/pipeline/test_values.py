@@ -127,7 +127,7 @@ def test_saved_activations_of_several_microbatches():
 def test_unsplit_stage_keeps_nothing_for_w(kind, checkpoint, monkeypatch):
     """I of a stage that cannot be split leaves no memory for W."""
     if kind == "torch":
-        torch = pytest.importorskip("torch")
+        torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
         monkeypatch.setattr("mpidist.torch.stage.can_halve", lambda: False)
         layer = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()).double()
     else:

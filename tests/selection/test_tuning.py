@@ -178,7 +178,6 @@ def test_times_are_interpolated_on_logarithmic_axes():
 
 
 def test_kinds():
-    pytest.importorskip("ml_dtypes")
     kinds = {"float32": "float", "float64": "float", "float16": "half", "int8": "int"}
     for dtype, kind in {**kinds, "complex64": "complex"}.items():
         assert kind_for(call_for(1, dtype=dtype)) == kind

@@ -6,6 +6,7 @@ import re
 import time
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -383,7 +384,6 @@ def test_roots_arrays_of_operations_in_the_background(comm):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("n", (0, 1, 1009, 5003, 200_003))
 def test_half_precision_is_summed_in_float32(comm, dtype, n):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     x = comm.empty(n, dtype)
     random = [np.random.default_rng(r).standard_normal(n).astype(dtype) for r in range(comm.size)]

@@ -1,5 +1,7 @@
 """The launcher itself: what makes a launch fail, and that nothing stays behind."""
 
+import ast
+import fnmatch
 import os
 import re
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.launch import ALLOWED_SKIPS, refused
 from tests.support import processes
 from tests.support.throwaway import closing, command, launch
 
@@ -22,6 +25,40 @@ def test_expected(): pytest.xfail("some day")
     line = output.splitlines()[-2]
     assert "not allowed: did not feel like it; expected failure: some day" in line
     assert closing(output) == "1 passed, 1 failed, 2 skipped"
+
+
+def skip_reasons():
+    """Yield the place and the reason of each skip in the tests whose reason is a text there.
+
+    A part that is filled in is "*".
+    """
+    for path in sorted(Path("tests").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            given = [k.value for k in call.keywords if k.arg == "reason"]
+            if name == "importorskip" and not given:
+                given = [ast.Constant("could not import")]
+            for reason in given if name in ("skipif", "importorskip") else call.args[:1]:
+                if name not in ("skip", "skipif", "importorskip"):
+                    continue
+                parts = reason.values if isinstance(reason, ast.JoinedStr) else [reason]
+                texts = [p.value if isinstance(p, ast.Constant) else "*" for p in parts]
+                if texts != ["*"]:
+                    yield f"{path}:{call.lineno}", "".join(texts)
+
+
+def test_every_reason_of_a_skip_is_listed():
+    """Also those of a machine or a number of ranks that this run does not have."""
+    found = list(skip_reasons())
+    assert len(found) > 60
+    listed = ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines()
+    unlisted = [
+        (place, reason)
+        for place, reason in found
+        if refused([reason]) and not fnmatch.filter(listed, reason)
+    ]
+    assert unlisted == []
 
 
 def test_a_crash_is_counted_and_named(tmp_path):
