@@ -23,7 +23,7 @@ LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(M
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-pythons test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ test-serial: $(VENV)/.test  ## the tests that need no mpiexec, two on each core;
 
 test-pythons:  ## every test with other Pythons, without PyTorch where it has no build for CPUs; PYTHONS="3.12", ARGS=openmpi-2
 	@$(PYTHON) tests/pythons.py '$(PYTHONS)' $(ARGS)
+
+test-pages: $(VENV)/.test  ## the commands of each page, in an environment with only what the page tells to install; ARGS=docs/torch.rst
+	$(BIN)/python tests/pages.py $(ARGS)
 
 test-mpi: $(VENV)/.test  ## the tests under Open MPI; ARGS="-- -k ring" is for pytest
 	$(LAUNCH) openmpi-1 openmpi-2 openmpi-3 openmpi-4 openmpi-5 $(ARGS)

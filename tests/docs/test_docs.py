@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,9 @@ from tests.support.processes import Finished, environment, mpiexec, run
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of tests/pages.py: a Python with mpidist, and nothing else than what the page tells to install.
+ALONE = os.environ.get("PAGES_PYTHON", "")
+PYTHON = ALONE or sys.executable
 _RST = re.compile(
     r"^\.\. (?:code-block:: (?P<language>\w+)|literalinclude:: (?P<path>\S+))\n"
     r"(?P<options>(?:   :.*\n)*)(?P<body>(?:\n|   .*\n)*)",
@@ -63,7 +67,8 @@ class Command:
         while _ASSIGNMENT.fullmatch(words[0]):
             name, _, more[name] = words.pop(0).partition("=")
         # Buffered: what a rank prints comes in one piece, not mixed with what others print.
-        env = environment(PYTHONPATH=str(ROOT), **{"PYTHONUNBUFFERED": "", **more})
+        path = {} if ALONE else {"PYTHONPATH": str(ROOT)}
+        env = environment(**path, **{"PYTHONUNBUFFERED": "", **more})
         return run(["sh", "-c", shlex.join(translate(words)) + " 2>err"], limit, env, folder)
 
     @property
@@ -104,12 +109,12 @@ def _as_pattern(line: str) -> str:
 
 def translate(words: list[str]) -> list[str]:
     """Give the command with the programs that belong to this Python."""
-    beside = str(Path(sys.executable).parent)
+    beside = str(Path(PYTHON).parent)
     if words[0] == "mpidist":
-        return [sys.executable, "-m", *words]
+        return [PYTHON, "-m", *words]
     if words[0] in ("mpirun", "mpiexec"):
         return [f"{beside}/mpiexec", *words[1:3], *translate(words[3:])]
-    return [sys.executable, *words[1:]] if words[0] == "python" else words
+    return [PYTHON, *words[1:]] if words[0] == "python" else words
 
 
 def files_and_commands(page: Path) -> tuple[dict[str, str], list[Command]]:
@@ -187,7 +192,8 @@ def catalogue():
 def test_commands(page, tmp_path):
     """The reader's files are written, the commands typed; the output is what the page shows."""
     files, commands = files_and_commands(ROOT / page)
-    skip_without_torch(*files.values(), *(example_of(command) for command in commands))
+    if not ALONE:
+        skip_without_torch(*files.values(), *(example_of(command) for command in commands))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")  # the reader is in a checkout
     for name, content in files.items():
         path = tmp_path / name
