@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -192,21 +193,24 @@ def exposed(x: Any, rank: int, argument: str = "x", fill: bool = False) -> np.nd
             memoryview(x).release()
         except (TypeError, ValueError, BufferError, NotImplementedError):
             return None
-    try:  # numpy reads bytes as a string, which can have other zeros behind it
-        found = np.frombuffer(x, np.uint8) if isinstance(x, bytes) else np.asarray(x)
-        interface = getattr(x, "__array_interface__", {})
+    try:
+        what = _not_shown(getattr(x, "__array_interface__", None) or {})
+        if not what:  # numpy reads bytes as a string, which can have other zeros behind it
+            return np.frombuffer(x, np.uint8) if isinstance(x, bytes) else np.asarray(x)
     except Exception as error:
-        raise InvalidArgument(
-            f"rank {rank}: {argument} is a {_kind(x)} that numpy cannot view: {error}"
-        ) from None
-    what = ""
+        what = f"that numpy cannot view: {error}"
+    raise InvalidArgument(f"rank {rank}: {argument} is a {_kind(x)} {what}")
+
+
+def _not_shown(interface: Mapping[str, Any]) -> str:
+    """Return why the memory that numpy's `interface` names is not what it shows, or nothing."""
     if interface.get("mask") is not None:
-        what = "with a mask, which is not communicated; expected a plain array"
-    elif found.size and (interface.get("data") or (1,))[0] == 0:  # numpy allocates new memory
-        what = f"of shape {found.shape} with a null pointer; was its memory freed?"
-    if what:
-        raise InvalidArgument(f"rank {rank}: {argument} is a {_kind(x)} {what}")
-    return found
+        return "with a mask, which is not communicated; expected a plain array"
+    # For an address of 0 numpy allocates memory of its own, or raises: its versions differ.
+    shape = tuple(interface.get("shape", ()))
+    if 0 not in shape and (interface.get("data") or (1,))[0] == 0:
+        return f"of shape {shape} with a null pointer; was its memory freed?"
+    return ""
 
 
 def kind_of_memory(x: Any) -> str:
