@@ -236,7 +236,11 @@ class Communicator:
     @property
     def gpu(self) -> GpuExecutors:
         """The executors (NCCL, IPC, …) of GPU arrays; the first use is collective, on a GPU."""
-        return self._gpu_for("a call with an array on a GPU")
+        service = self._gpu_service
+        if service is None:
+            with self._door:
+                service = self._gpu_for("a call with an array on a GPU")
+        return service
 
     # -- collectives ----------------------------------------------------------------------------
 
@@ -855,8 +859,11 @@ class Communicator:
             If the deadline passed; the communicator is broken then, and memory in which messages
             may still arrive is kept.
         """
-        with self._door.pending():
+        token = self._door.enter_pending()
+        try:
             self._messages.wait_all(messages, what, timeout)
+        finally:
+            self._door.leave(token)
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:

@@ -128,7 +128,7 @@ class Background:
         if since is None or key in programs.entries or not programs.make_room(since):
             return executor.bind(call, chosen.choice, background=True)
         program = executor.bind(to_keep(call), chosen.choice, background=True)
-        programs.keep(key, Bound([program], None), owners)
+        programs.keep(key, Bound([program]), owners)
         return program
 
     def _work(

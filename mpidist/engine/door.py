@@ -9,29 +9,46 @@ parent's place: both end in wrong results without a word.  So they are refused.
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import FrameType
 from typing import Any
 
 from ..errors import CommunicatorBroken, CommunicatorInUse
 from .call_site import PACKAGE, WITHIN
 
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
-_LOOKS = 20  # for a caller inside, before a token counts as lost
-_PROCESS = {"forked from": ""}  # in a forked child, which process it was forked from
+_LOOKS = 20  # for the caller inside, before another one is refused without its name
+
+
+class _Token:
+    """The right to be inside: one for each open door.
+
+    A caller whose frame ends without a word, since an exception such as KeyboardInterrupt struck
+    between its entry and the block that leaves, drops the token, and so gives it back.
+    """
+
+    __slots__ = ("_door",)
+
+    def __init__(self, door: Door):
+        self._door = weakref.ref(door)
+
+    def __del__(self) -> None:
+        door = self._door()
+        if door is not None and door.broken is None:
+            door.put(_Token(door))
 
 
 class Door:
     """Admits one caller at a time to a communicator, until that is broken or freed.
 
     A repeated call enters and leaves by :attr:`take` and :attr:`put` themselves, about 40 ns; all
-    others by ``with door:``.
+    others by ``with door:``, or, for a pending operation, by :meth:`enter_pending`.
 
     Parameters
     ----------
@@ -42,26 +59,32 @@ class Door:
     ----------
     broken : str or None
         Why nobody may enter any more.
+    forked : bool
+        Whether this process was forked from the one that the communicator belongs to.
     take, put : callable
-        ``take()`` enters, or raises IndexError if the token is gone: then call :meth:`refuse`.
-        ``put(None)`` leaves; :meth:`leave` does so after an error.
+        ``token = take()`` enters, or raises IndexError if the token is gone: then call
+        :meth:`take_or_refuse`.  ``put(token)`` leaves a door that is not `broken`.
     """
 
     # To take the one element of a list is atomic: of two threads one gets it.
 
     def __init__(self, rank: int):
         self._rank, self.broken = rank, None  # type: int, str | None
-        self._tokens: list[None] = [None]
+        self._tokens = [_Token(self)]
         self.take, self.put = self._tokens.pop, self._tokens.append
-        if not _doors:
-            # Only once there is something to protect: importing the package installs nothing.
-            _install()
+        self._held: _Token | None = None  # by the caller in ``with door:``
+        self.forked = False
+        _watch_forks()  # only once there is something to protect: the import installs nothing
         _doors.add(self)
 
     def close(self, reason: str) -> None:
-        """Let nobody enter from now on; the callers' error gives the `reason`."""
-        self.broken = reason
-        self._tokens.clear()
+        """Let nobody enter from now on; the callers' error gives the latest `reason`.
+
+        But in a forked child it stays the fork.
+        """
+        if not self.forked:
+            self.broken = reason
+            self._tokens.clear()
 
     def check(self) -> None:
         """Raise `CommunicatorBroken`, with the reason, if the door was closed."""
@@ -70,31 +93,34 @@ class Door:
 
     def __enter__(self) -> None:
         try:
-            self.take()
+            self._held = self.take()
         except IndexError:
-            self.refuse()
+            self._held = self.take_or_refuse()
 
     def __exit__(self, *_: object) -> None:
-        if self.broken is None and not self._tokens:  # as leave(), without a call
-            self.put(None)
+        token, self._held = self._held, None
+        if self.broken is None and token is not None:  # as leave(), without a call
+            self.put(token)
 
-    def pending(self) -> AbstractContextManager[None]:
-        """Return the door for the poll or wait of a pending operation.
+    def enter_pending(self) -> _Token | None:
+        """Enter for the poll or wait of a pending operation; return what :meth:`leave` takes.
 
         Messages may complete after the communicator broke: then there is nothing to enter.
         """
-        return self if self.broken is None or forked_from() else nullcontext()
+        try:
+            return self.take()
+        except IndexError:
+            if self.broken is not None and not self.forked:
+                return None
+            return self.take_or_refuse()
 
-    def leave(self) -> None:
+    def leave(self, token: _Token | None) -> None:
         """Let the next caller enter, unless the door was closed meanwhile."""
-        if self.broken is None and not self._tokens:
-            self.put(None)
+        if self.broken is None and token is not None:
+            self.put(token)
 
-    def refuse(self) -> None:
-        """Raise the error of a caller who finds the token gone.
-
-        It returns if nobody is inside: an exception, such as KeyboardInterrupt, struck a caller
-        between its entry and the protected block.  Then this caller has entered.
+    def take_or_refuse(self) -> _Token:
+        """Return the token for a caller who found it gone, if it is there again by now.
 
         Raises
         ------
@@ -103,14 +129,16 @@ class Door:
         CommunicatorInUse
             If another thread is inside, or this one; it names both places.
         """
-        # Whoever was inside may have left by now, and even be inside again: only a token that stays
-        # away while nobody is seen inside was lost.
+        # Whoever was inside may leave meanwhile; then nobody is seen inside, and the token is back.
         for _ in range(_LOOKS):
             self._refuse_beside_another(sys._getframe(1))
             try:
                 return self.take()
             except IndexError:
                 time.sleep(1e-4)
+        raise CommunicatorInUse(
+            f"rank {self._rank}: another call of the same communicator has not ended"
+        ) from None
 
     def _refuse_beside_another(self, frame: FrameType) -> None:
         """Raise if the door is closed or somebody is inside; `frame` is the caller's."""
@@ -120,7 +148,7 @@ class Door:
         # My own frames up to the first of the user are this refused call's.
         own = next((i for i, frame in enumerate(mine) if not _within(frame)), len(mine))
         what, where = _name(mine[:own]), _place(mine[own:])
-        inside = self._held(mine[own:])
+        inside = self._call_inside(mine[own:])
         if inside:
             raise CommunicatorInUse(
                 f"rank {self._rank}: {what} ({where}) was called inside {inside} of the same "
@@ -130,7 +158,7 @@ class Door:
             ) from None
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, other in sys._current_frames().items():
-            inside = "" if ident == me else self._held(list(_outwards(other)))
+            inside = "" if ident == me else self._call_inside(list(_outwards(other)))
             if inside:
                 raise CommunicatorInUse(
                     f"rank {self._rank}: {what} ({where}) was called in thread {names.get(me)!r} "
@@ -139,7 +167,7 @@ class Door:
                     "(comm.split(0)), or make all calls in one thread"
                 ) from None
 
-    def _held(self, frames: list[FrameType]) -> str:
+    def _call_inside(self, frames: list[FrameType]) -> str:
         """Return the call that holds this door, and where it was made; "" if none of `frames`."""
         for i, frame in enumerate(frames):
             if not _within(frame) or not self._serves(frame):
@@ -152,21 +180,26 @@ class Door:
         """Return whether a frame of the package works for this door's communicator."""
         for name in ("self", "service", "door"):
             found = frame.f_locals.get(name)
-            for thing in (
-                found,
-                *(getattr(found, n, None) for n in ("door", "service", "_service")),
-            ):
-                if thing is self or getattr(thing, "door", None) is self:
+            parts = ("door", "_door", "service", "_service", "owner")
+            for thing in (found, *(getattr(found, part, None) for part in parts)):
+                service = getattr(thing, "service", None)
+                doors = thing, getattr(thing, "door", None), getattr(service, "door", None)
+                if any(door is self for door in doors):
                     return True
         return False
 
 
-def forked_from() -> str:
-    """Return which process this one was forked from, for messages; "" if it was not forked.
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_forked_from = ""
+_parent = 0
 
-    Counted are only forks after the first communicator was made.
+
+def forked_from() -> str:
+    """Return the rank's process that this one was forked from, for messages; "" if there is none.
+
+    Counted are only forks after the first communicator was made, in processes with MPI.
     """
-    return _PROCESS["forked from"]
+    return _forked_from
 
 
 def _within(frame: FrameType) -> bool:
@@ -197,33 +230,38 @@ def _place(frames: list[FrameType]) -> str:
 # -- processes ------------------------------------------------------------------------------------
 
 
-def _install() -> None:
-    if not _PROCESS.setdefault("watched", ""):
-        _PROCESS["watched"] = "yes"
-        os.register_at_fork(before=_about_to_fork, after_in_child=_in_child)
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_about_to_fork, after_in_child=_in_child)
 
 
 def _about_to_fork() -> None:
-    _PROCESS["parent"] = str(os.getpid())
+    global _parent
+    _parent = os.getpid()
 
 
 def _in_child() -> None:
     """Close all doors in a forked child, and end it without MPI, which belongs to its parent."""
-    _PROCESS["forked from"] = parent = f"process {_PROCESS['parent']}"
+    global _forked_from
     for door in list(_doors):
-        door.close(
-            f"this process ({os.getpid()}) was forked from {parent}, to which rank {door._rank} of "
-            "the communicator belongs: make the call there, or exchange data with it by a pipe"
+        door.close(  # in a grandchild, too, the reason names the rank's process
+            f"this process ({os.getpid()}) was forked from process {_parent}, to which rank "
+            f"{door._rank} of the communicator belongs: make the call there, or exchange data with "
+            "it by a pipe"
         )
+        door.forked = True
     if "mpi4py.MPI" in sys.modules:
-        end_without_mpi()
+        if not _forked_from:
+            end_without_mpi()
+        _forked_from = _forked_from or f"process {_parent}"
 
 
 def end_without_mpi() -> None:
     """Let this forked child end before mpi4py calls MPI_Finalize, which would wait or crash.
 
     As a child of multiprocessing does, it skips the exit functions of its parent; those that it has
-    registered itself run.
+    registered itself run.  The exit code is kept where it is known here: after ``sys.exit``,
+    ``exit``, an exception; not after a ``raise SystemExit(n)`` of the program's own, which gives 0.
     """
     status: list[Any] = [0]
     leave, hook = sys.exit, sys.excepthook
@@ -247,3 +285,6 @@ def end_without_mpi() -> None:
         os._exit(code & 0xFF if isinstance(code, int) else 0 if code is None else 1)
 
     sys.exit, sys.excepthook = leaving, failing  # type: ignore[assignment]
+    for name in ("exit", "quit"):  # of the module site
+        if hasattr(builtins, name):
+            setattr(builtins, name, leaving)

@@ -361,7 +361,7 @@ class PointToPoint:
                 raise self.backend.translate(error) from error.__cause__
 
         service = self.service
-        return Work(translated, wait, end, service.background.works, sender, service.door)
+        return Work(translated, wait, end, service.background.works, sender, door=service.door)
 
     def _wait(
         self,
@@ -604,8 +604,12 @@ class PostedMessage:
         """
         if self._test is None:
             return self.poll()
-        with self.owner.service.door.pending():
+        door = self.owner.service.door
+        token = door.enter_pending()
+        try:
             return self.poll()
+        finally:
+            door.leave(token)
 
     def poll(self) -> bool:
         """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
@@ -630,8 +634,12 @@ class PostedMessage:
         CollectiveTimeout
             If the deadline passed; it names rank, peer and tag, and the communicator is broken.
         """
-        with self.owner.service.door.pending():
+        door = self.owner.service.door
+        token = door.enter_pending()
+        try:
             self.owner.wait_all([self], None, timeout)
+        finally:
+            door.leave(token)
 
     def ended(self) -> bool:
         """Poll; return whether the message is complete or has failed, without raising."""

@@ -117,8 +117,9 @@ class Bound:
     ----------
     programs : sequence of Program
         Programs of the call; several take turns.
-    run : callable
-        Serves the call again, blocking; None for a program that runs in the background.
+    run, within : callable
+        Serve the call again, blocking: for a caller outside the communicator's door, and for one
+        inside; None for a program that runs in the background.
     own : sequence of (ndarray or None)
         Input and result, if the bound call has arrays of its own, shared by calls of its kind.
 
@@ -139,18 +140,20 @@ class Bound:
     """
 
     __slots__ = (
-        *("program", "run", "nbytes", "used", "generation", "shared", "x", "out"),
+        *("program", "run", "within", "nbytes", "used", "generation", "shared", "x", "out"),
         *("watched", "repeated", "served"),
     )
 
     def __init__(
         self,
         programs: Sequence[Program],
-        run: Callable[..., None] | None,
+        run: Callable[[], None] | None = None,
+        within: Callable[[], None] | None = None,
         own: Sequence[np.ndarray | None] = (),
         served: Served | None = None,
     ):
-        self.program, self.run, self.shared = programs[0], run, bool(own)
+        self.program, self.shared = programs[0], bool(own)
+        self.run, self.within = run, within
         nbytes = {id(data): data.nbytes for data in own if data is not None}
         self.nbytes = CALL_BYTES + sum(nbytes.values()) + sum(map(held_bytes, programs))
         self.used, self.generation, self.served = 0, GENERATION[0], served
@@ -160,10 +163,10 @@ class Bound:
 
     def serve(self, call: Call) -> None:
         """Serve a call; own arrays, if any, get a copy of the input and give the result."""
-        assert self.run is not None
+        assert self.within is not None
         if self.x is not None:
             self.x[...] = call.x
-        self.run(True)  # the caller is inside the communicator's door
+        self.within()
         # A root broadcasts in place, from an array that may be read-only.
         source = call.in_place and call.collective == "broadcast" and call.rank == call.root
         if self.out is not None and call.out is not None and not source:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -48,7 +47,8 @@ class Work:
         give: Callable[[], Any],
         pending: set[Work] | None = None,
         sender: Callable[[], int | None] | None = None,
-        door: Door | None = None,
+        *,
+        door: Door,
     ):
         self._door = door
         self._test, self._wait, self._give, self._sender = test, wait, give, sender
@@ -107,8 +107,11 @@ class Work:
         """Poll; return whether the operation has ended."""
         if self._done:
             return True
-        with self._door.pending() if self._door is not None else nullcontext():
+        token = self._door.enter_pending()
+        try:
             return self.poll()
+        finally:
+            self._door.leave(token)
 
     def poll(self) -> bool:
         """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
@@ -141,8 +144,11 @@ class Work:
             If the deadline passed; the communicator is broken then.
         """
         if not self._done:
-            with self._door.pending() if self._door is not None else nullcontext():
+            token = self._door.enter_pending()
+            try:
                 self.complete(timeout)
+            finally:
+                self._door.leave(token)
         return self._result
 
     def complete(self, timeout: float | None = UNSET) -> None:

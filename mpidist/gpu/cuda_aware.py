@@ -110,7 +110,7 @@ class CudaAwareMpi(GpuExecutor):
         except TypeError:  # no weak reference to an owner: its end would go unnoticed
             since = None
         if since is not None and programs.make_room(since):
-            programs.keep(key, Bound([program], None), owners)
+            programs.keep(key, Bound([program]), owners)
         return program
 
 

@@ -1,6 +1,7 @@
 """Only its own process enters a communicator, and one caller at a time."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.engine.work import Work
 from mpidist.errors import CommunicatorBroken, CommunicatorInUse
 
 N = 1000
@@ -90,11 +92,11 @@ def test_a_second_thread_is_refused(comm, own):
     if comm.size == 1:
         pytest.skip("needs at least 2 ranks")
     made, held = own
-    refused, begun = {}, threading.Event()
+    refused = {}
 
     def other():
-        begun.wait()
-        time.sleep(0.1)
+        while made._service.door._tokens:  # until the first thread is inside
+            time.sleep(1e-3)
         for name, enter in entries(comm).items():
             try:
                 enter(made, held)
@@ -105,7 +107,6 @@ def test_a_second_thread_is_refused(comm, own):
     if comm.rank == 0:
         thread = threading.Thread(target=other, name="the other")
         thread.start()
-        begun.set()
         made.barrier()  # rank 1 comes when the thread has tried everything
         thread.join()
         assert refused.keys() == entries(comm).keys()
@@ -132,9 +133,77 @@ def test_threads_that_take_turns_are_served(comm, own):
 def test_an_interrupt_at_the_entry_leaves_the_door_usable(comm, own):
     """KeyboardInterrupt may strike between the entry and the block that leaves."""
     made, _ = own
-    made._service.door.take()
+
+    def struck():
+        token = made._service.door.take()
+        assert token
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        struck()
+    del caught
     assert made.allreduce(1) == comm.size
     assert made.allreduce(2) == 2 * comm.size
+
+
+def test_a_handler_is_refused_wherever_it_interrupts(comm, own):
+    """Also within a poll, whose frames are shallow."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    made, held = own
+    got = []
+
+    def handler(_, frame):
+        inside = False
+        while frame is not None and not inside:
+            inside, frame = frame.f_code is Work.poll.__code__, frame.f_back
+        try:
+            made.iprobe(None, 9)
+            got.append((inside, "entered"))
+        except CommunicatorInUse:
+            got.append((inside, "refused"))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        limit = time.monotonic() + 60
+        while got.count((True, "refused")) < 500 and time.monotonic() < limit:
+            # One at a time: on a loaded machine a handler takes longer than any interval.
+            tried = len(got)
+            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            while len(got) == tried:
+                held["work"].test()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (True, "entered") not in got
+    assert got.count((True, "refused")) >= 500
+    assert made.allreduce(1) == comm.size
+
+
+@pytest.mark.parametrize("algorithm", ["staged", "ring", "native"])
+def test_a_repeated_call_leaves_a_closed_door_closed(comm, own, algorithm):
+    """What broke the communicator while it ran may be found by another thread alone."""
+    if comm.size == 1 or comm.size > 2 and algorithm == "native":
+        # Of many ranks MPI does not combine on each.
+        pytest.skip("needs exactly 2 ranks" if comm.size > 2 else "needs at least 2 ranks")
+    made, _ = own
+    door, x, closing = made._service.door, np.zeros(4 * comm.size), []
+
+    def add(left, right):
+        if closing:
+            door.close("another thread found it broken")
+        return left + right
+
+    op = mpidist.Op(add, commute=True)
+    for _ in range(5):
+        made.allreduce(x, op=op, out=x, algorithm=algorithm)
+    closing.append(True)
+    made.allreduce(x, op=op, out=x, algorithm=algorithm)
+    assert door.broken is not None
+    for _ in range(2):
+        with pytest.raises(CommunicatorBroken, match="another thread found it broken"):
+            made.allreduce(x, op=op, out=x, algorithm=algorithm)
+    comm.barrier()
 
 
 def test_a_forked_child_is_refused(comm, own):
@@ -183,6 +252,8 @@ if __name__ == "__main__":  # a job of tests/engine/test_door.py
         child = os.fork()
         if not child:
             if how == "exit":
+                exit(7)
+            if how == "sys.exit":
                 sys.exit(7)
             if how == "raise":
                 raise ValueError("in the child")

@@ -13,6 +13,7 @@ from ...calls.call import Call
 from ...calls.prepare import apart
 from ...device.array import DeviceArray
 from ...device.base import InFlight
+from ...engine.door import Door
 from ...engine.service import Service
 from ...engine.work import Work
 from ...errors import UnsupportedDtype
@@ -54,16 +55,16 @@ class NcclQueue:
     ----------
     backend : NcclBackend
         Backend over the ranks of the communicator.
-    broke : callable
-        ``broke(reason)`` is called after NCCL was aborted.
+    door : Door
+        The communicator's, which is closed after NCCL was aborted.
     """
 
-    def __init__(self, backend: NcclBackend, broke: Callable[[str], object]):
-        self.backend, self.device = backend, backend.device
+    def __init__(self, backend: NcclBackend, door: Door):
+        self.backend, self.device, self._door = backend, backend.device, door
         self._event, self._last_stream = self.device.event(), None  # type: Any, int | None
         self._side_stream: int | None = None
         self._scratch = InFlight()
-        self.watch = NcclWatch(backend, broke)
+        self.watch = NcclWatch(backend, self._broke)
 
     def serve(
         self,
@@ -107,12 +108,15 @@ class NcclQueue:
                 event.block(stream)
             return give()
 
-        return Work(event.done, lambda look, timeout: None, end)
+        return Work(event.done, lambda look, timeout: None, end, door=self._door)
 
     def close(self) -> None:
         """Wait for the queued calls, each until its deadline, and destroy NCCL; collective."""
         self.watch.finish()
         self.backend.close()
+
+    def _broke(self, reason: str) -> None:
+        self._door.close(f"{reason}; create a new communicator")
 
     # -- ordering of streams --------------------------------------------------------------------
 
@@ -220,11 +224,8 @@ class NcclCollectives(GpuExecutor):
         if self._queue is None:
             backend = self._service.backend
             ranks = Ranks(backend.rank, backend.size, self._everyone)
-            self._queue = NcclQueue(NcclBackend(ranks), self._broke)
+            self._queue = NcclQueue(NcclBackend(ranks), self._service.door)
         return self._queue
-
-    def _broke(self, reason: str) -> None:
-        self._service.door.close(f"{reason}; create a new communicator")
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether it serves a call.
