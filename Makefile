@@ -126,6 +126,7 @@ docs: $(VENV)/.docs  ## docs/_build/html; warnings and dead links are errors
 	$(BIN)/python docs/check_links.py docs/_build/html
 
 dist: $(VENV)/.dist  ## dist/: source archive, and a manylinux wheel that needs no compiler
+	@command -v $(CC) >/dev/null || { echo "make dist needs a C compiler and Python's headers: apt install gcc python3-dev"; exit 1; }
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist/local .
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist dist/local/*.whl

@@ -22,7 +22,8 @@ SHIPPED = "mpidist/launcher/shipped"  # what `mpidist slurm` writes
 def described(text: str, source: str = "") -> str:
     """Return the README for a package index, where a link into the checkout leads nowhere.
 
-    Links go to the repository at `source`; without one, their words stay, and pictures go.
+    Links go to the repository at `source`; without one, their words stay; pictures go with their
+    paragraphs, and links in brackets with these.
     """
 
     def link(match: re.Match) -> str:
@@ -30,9 +31,13 @@ def described(text: str, source: str = "") -> str:
         if re.match(r"[a-z]+:|#", target):
             return match[0]
         if not source:
-            return "" if picture else words
+            return words
         return f"{picture}[{words}]({source}/{'raw' if picture else 'blob'}/main/{target})"
 
+    if not source:
+        local = r"\((?!https?:|#)[^)\s]*\)"
+        text = re.sub(rf"^!\[[^\]]*\]{local}(.+\n)+\n", "", text, flags=re.MULTILINE)
+        text = re.sub(rf" \(\[[^\]]*\]{local}\)", "", text)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)  # code as it stands
     parts[::2] = [re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]*)\)", link, part) for part in parts[::2]]
     return "".join(parts)

@@ -55,18 +55,18 @@ def main(versions: str, *arguments: str) -> int:
     if versions == "--find":
         print(find(*arguments) or "")
         return 0
-    lines, passed = [], True
+    lines, passed, tested = [], True, False
     for version in versions.split():
         python = find(version)
         line = f"left out: there is no python{version}, and pyenv has none"
         if python:
             print(f"\n=== Python {version}: {python}", flush=True)
             well, line = test(version, python, list(arguments))
-            passed &= well
+            passed, tested = passed and well, True
             line += " FAILED" * (not well)
         lines.append(f"Python {version}: {line}")
     print("", *lines, sep="\n")
-    return 0 if passed else 1
+    return 0 if passed and tested else 1
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ GLOSSARY = "glossary"
 AMBIGUOUS = frozenset((
     "size", "root", "step", "round", "block", "segment", "contract", "reduce", "broadcast",
     "scatter", "gather", "tree", "ring", "direct", "linear", "ordered", "native", "staged",
-    "program", "kernel", "pending", "strategy", "stage", "F", "B", "I", "W", "α", "β", "γ",
+    "program", "kernel", "pending", "leader", "stage", "F", "B", "I", "W", "α", "β", "γ",
 ))
 # fmt: on
 # Text in these is not prose, or a link already.

@@ -29,7 +29,7 @@ from mpidist.schedule.show import draw
 RANKS = range(2, 17)
 STAGES = range(2, 9)
 MICROBATCHES = (4, 8, 16)
-FIRST = {"collectives": ("allreduce", "ring", "5"), "pipelines": ("1f1b", "4", "8")}
+FIRST = {"collectives": ("allreduce", "ring", "5"), "pipelines": ("1f1b", "4", "4")}
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def of_algorithm(algorithm: Algorithm, size: int) -> tuple[Choice, str]:
     reading = read(algorithm.collective, algorithm, size, groups=groups)
     proof = reading.proof
     says = (
-        f"{counted(proof.rounds, 'round')}; {counted(proof.messages, 'message')}, "
-        f"{proof.depth} in a row"
+        f"{counted(proof.messages, 'message')}, {proof.depth} in a row; "
+        f"{counted(proof.rounds, 'round')}, those of local copies included"
     )
     if algorithm.collective != "barrier":
         most = Fraction(max(proof.blocks_sent), proof.block_count)

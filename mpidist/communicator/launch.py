@@ -76,6 +76,8 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
         if given is None:
             return "", "", ""
         if isinstance(given, (str, os.PathLike)):
+            if not variable:
+                argument = "tuning"  # the error names the path
             given = TuningTable.load(given)
         if not isinstance(given, TuningTable):
             return f"{argument}: expected a path or a TuningTable", "", ""
@@ -237,7 +239,7 @@ def missing_library(reason: str) -> LaunchError:
     if loads(_MPICH_OF_DEBIAN):
         remedy = (
             f"MPICH is there as {_MPICH_OF_DEBIAN}, but the wheel of mpi4py looks for "
-            "libmpi.so.12: build mpi4py for it (apt install libmpich-dev; pip install "
+            "libmpi.so.12: build mpi4py for it (apt install libmpich-dev python3-dev; pip install "
             "--force-reinstall --no-binary mpi4py mpi4py), or pip install mpich"
         )
     elif launcher is not None:

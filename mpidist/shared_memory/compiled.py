@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,11 @@ def load() -> tuple[Any, str]:
     try:
         found: Any = importlib.import_module(f"{__package__}._functions")
     except ModuleNotFoundError:
+        if (Path(__file__).parents[2] / "setup.py").exists():
+            return None, (
+                "none: imported from a checkout in which nothing was compiled: pip install -e . "
+                "there, with a C compiler and Python's headers"
+            )
         return None, "none: installed without a C compiler, or without Python's headers"
     except ImportError as error:
         return None, f"none: the compiled module cannot be loaded; install again ({error})"

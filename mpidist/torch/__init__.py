@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(
         "mpidist.torch needs PyTorch: pip install torch, or the extra of mpidist: "
-        "pip install '.[torch]' in a checkout",
+        "pip install -e '.[torch]' in a checkout",
         name="torch",
     ) from None
 
