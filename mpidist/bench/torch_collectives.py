@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -69,8 +70,12 @@ def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
     if begun:
         dist.init_process_group("mpidist")
     try:
-        yield dist.new_group(backend="mpidist"), dist.new_group(backend="gloo")
+        groups = dist.new_group(backend="mpidist"), dist.new_group(backend="gloo")
+        yield groups
     finally:
+        # PyTorch's wrappers are cycles that hold their group.  One that is freed after `groups`
+        # ends gloo with the GIL held, and waits for a thread of gloo that may wait for the GIL.
+        gc.collect()
         if begun:
             dist.destroy_process_group()
 

@@ -132,14 +132,14 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
                 ("gloo", over_gloo, True),
                 ("gloo", over_gloo, False),
             ):
-                theirs, _ = step(
+                theirs = step(  # not its model: process_groups frees that
                     partial(
                         torch.nn.parallel.DistributedDataParallel,
                         process_group=group,
                         gradient_as_bucket_view=views,
                         **unused,
                     )
-                )
+                )[0]
                 label = f"torch DDP over {backend}" + ", views" * views
                 candidates.append(TrainingCandidate(label, theirs))
             rows = race(comm, work, candidates, rounds)

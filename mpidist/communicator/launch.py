@@ -16,7 +16,7 @@ from ..backends.board import Board
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
 from ..engine.work import UNSET
-from ..errors import ConfigError, InvalidArgument, LaunchError
+from ..errors import CommunicatorBroken, ConfigError, InvalidArgument, LaunchError
 from ..selection.config import CollectiveConfig, misspelt
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
@@ -334,8 +334,11 @@ def _leave() -> None:
         stop_at_exit(comm)
     if comm is None or comm.broken is None or comm.freed:
         return
-    sys.stderr.write(f"rank {comm.rank}: {comm.broken}; the job ends\n")
-    sys.stderr.flush()
+    # The program may have caught the error, and ends without a word: mpidist run tells it then.
+    error = CommunicatorBroken(f"rank {comm.rank}: {comm.broken}")
+    if not hand_over(describe(type(error), error, None, os.environ)):
+        sys.stderr.write(f"{error}; the job ends\n")
+        sys.stderr.flush()
     _be_heard(comm.backend.board)
     comm.backend.abort(1)
 
