@@ -8,6 +8,7 @@ import select
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import IO
@@ -54,8 +55,23 @@ _GOES_ON_WITHIN = 0.3  # seconds; launchers write a box line by line, without a 
 SHOWN_WITHIN = 10.0  # seconds after which a box is shown if the job goes on
 
 
+def write_fully(screen: int, data: bytes) -> None:
+    """Write all of `data` to a file descriptor."""
+    while data:
+        try:
+            data = data[os.write(screen, data) :]
+        except BlockingIOError:  # a terminal that another program has made non-blocking
+            select.select((), (screen,), ())
+
+
 class Boxes:
     """Copies a launcher's output to that of this process at once, but holds its boxes back.
+
+    Parameters
+    ----------
+    write : callable
+        Called with 1 (standard output) or 2 (standard error) and the bytes to write there, by a
+        thread for each.
 
     Attributes
     ----------
@@ -63,16 +79,19 @@ class Boxes:
         Whether ``mpidist run`` has said which rank failed and how: then no box is shown.
     """
 
-    def __init__(self) -> None:
-        self.told = False
+    def __init__(self, write: Callable[[int, bytes], object] = write_fully) -> None:
+        self.told, self._write = False, write
         self._held: list[tuple[int, bytes, float]] = []  # file descriptor, text, time
         self._threads: list[threading.Thread] = []
         self._ended = False  # whether the launcher has ended
 
-    def copy(self, launcher: subprocess.Popen) -> None:
-        """Start to copy the output of a launcher whose stdout and stderr are pipes."""
+    def copy(self, launcher: subprocess.Popen, hold: bool = True) -> None:
+        """Start to copy the output of a launcher whose stdout and stderr are pipes.
+
+        Boxes are held back if `hold`.
+        """
         for source, screen in ((launcher.stdout, 1), (launcher.stderr, 2)):
-            thread = threading.Thread(target=self._copy, args=(source, screen), daemon=True)
+            thread = threading.Thread(target=self._copy, args=(source, screen, hold), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -88,9 +107,9 @@ class Boxes:
             screen, text, _ = self._held.pop(0)
             if not self.told:
                 with suppress(OSError):
-                    _write(screen, text)
+                    self._write(screen, text)
 
-    def _copy(self, source: IO[bytes], screen: int) -> None:
+    def _copy(self, source: IO[bytes], screen: int, hold: bool) -> None:
         ready, rest, found = select.poll(), b"", 0
         ready.register(source, select.POLLIN)
         with source, suppress(OSError):  # the reader has gone: the launcher meets that as well
@@ -101,26 +120,18 @@ class Boxes:
                 over = not part and (self._ended or not late)  # a process left may hold the pipe
                 data, rest = rest + part, b""
                 for sign, box in _BOXES:
-                    if sign in data:
+                    if hold and sign in data:
                         data, count = box.subn(partial(self._hold, screen), data)
                         found += count
                 last = data[-_LONGEST:]
                 if found and data.endswith(b"\0"):  # prterun's last byte after MPI_Abort
                     data, rest = data[:-1], b"" if over else b"\0"
                 elif part and (last.endswith((b"-", b"=")) or _NARROW in last or _DOUBLE in last):
-                    begun = _BEGUN.search(last)
+                    begun = _BEGUN.search(last) if hold else None
                     rest = begun[0] if begun is not None else b""
                     data = data[: len(data) - len(rest)]
-                _write(screen, data)
+                self._write(screen, data)
 
     def _hold(self, screen: int, box: re.Match[bytes]) -> bytes:
         self._held.append((screen, box[0], time.monotonic()))
         return b""
-
-
-def _write(screen: int, data: bytes) -> None:
-    while data:
-        try:
-            data = data[os.write(screen, data) :]
-        except BlockingIOError:  # a terminal that another program has made non-blocking
-            select.select((), (screen,), ())

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
+from codecs import getincrementaldecoder
 from collections.abc import Callable
 from pathlib import Path
-from threading import Timer
+from threading import Lock
 from typing import Any
 
 from ..errors import InvalidArgument, LaunchError, MpidistError, unpicklable
 from ..measure import plural
 from .allocation import SlurmAllocation, whole_job
-from .job import JobOptions, check_not_nested, make_launch, own_environment
+from .job import JobOptions, check_not_nested, make_launch, make_watch, own_environment
 from .mpi import TERMINAL, find_library
 
-LINES = 15  # of the output that an error of the launch quotes
+LINES, KEPT = 15, 10_000  # lines and characters of the output that an error of the launch quotes
 
 
 def run(
@@ -31,7 +33,8 @@ def run(
     """Start MPI processes, run ``fn(comm, *args, **kwargs)`` on each rank, and return the results.
 
     Every call starts processes of its own, by the same launcher as ``mpidist run``, also in a
-    SLURM allocation.  What the ranks print appears in the caller's standard output.
+    SLURM allocation.  What the ranks print appears in the caller's output.  They end when their
+    launcher does, also if processes that they started go on, and when this process ends.
 
     Parameters
     ----------
@@ -79,11 +82,20 @@ def run(
     launch = make_launch(find_library(), allocation, JobOptions(ranks=n))
     with tempfile.TemporaryDirectory(prefix="mpidist-run-", dir=_shared(allocation)) as folder:
         Path(folder, "call").write_bytes(payload)
-        command = [*launch.launcher, sys.executable, "-m", __name__, folder]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # "" in a notebook
         environ = {**own_environment(os.environ), **launch.settings, TERMINAL: "0"}
-        output = _follow(command, environ | {"PYTHONPATH": path}, timeout)
-        return _results(Path(folder), launch.ranks, output)
+        environ["PYTHONPATH"], output = path, _Output()
+        watch = make_watch(
+            launch, environ, limit=timeout, stdin=subprocess.DEVNULL, write=output.write
+        )
+        program = [sys.executable, "-m", __name__, folder]
+        watch.run([*launch.launcher, *watch.command(program)], environ)
+        if watch.late:
+            raise LaunchError(f"run: the processes took longer than timeout={timeout:g} s")
+        if not watch.interrupted:
+            return _results(Path(folder), launch.ranks, watch.told, output.last_lines)
+    signal.raise_signal(watch.interrupted)  # as if it had come now, when the ranks have ended
+    raise LaunchError(f"run: ended by {signal.Signals(watch.interrupted).name}")
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:
@@ -113,51 +125,32 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         raise unpicklable("run: fn with its arguments,", (fn, args, kwargs), error) from error
 
 
-def _follow(command: list[str], environ: dict[str, str], timeout: float | None) -> list[str]:
-    """Run a command and print its output as it comes; return the last lines of the output.
+class _Output:
+    """The output of a job: printed as it comes by this process; its end is kept for an error."""
 
-    Raise LaunchError after `timeout` seconds.
-    """
-    lines: list[str] = []
-    late = False
-    with subprocess.Popen(
-        command,
-        env=environ,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
+    def __init__(self) -> None:
+        self._end, self._printing = "", Lock()
+        self._decoders = {k: getincrementaldecoder("utf-8")("replace") for k in (1, 2)}
 
-        def end() -> None:
-            nonlocal late
-            late = True
-            process.terminate()
+    def write(self, screen: int, data: bytes) -> None:
+        """Print a part of standard output (1) or standard error (2)."""
+        text = self._decoders[screen].decode(data)
+        with self._printing:
+            self._end = (self._end + text)[-KEPT:]
+            # The caller's own streams, which in a notebook are no file descriptors.
+            print(text, end="", flush=True, file=sys.stdout if screen == 1 else sys.stderr)
 
-        timer = Timer(timeout, end) if timeout is not None else None
-        if timer is not None:
-            timer.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines = [*lines[1 - LINES :], line.rstrip("\n")]
-                print(line, end="", flush=True)  # noqa: T201
-        except BaseException:
-            process.terminate()
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-    if late:
-        raise LaunchError(f"run: the processes took longer than timeout={timeout:g} s")
-    return lines
+    @property
+    def last_lines(self) -> str:
+        """The last lines."""
+        return "\n".join(self._end.splitlines()[-LINES:])
 
 
-def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
+def _results(folder: Path, ranks: int, told: str, last_lines: str) -> list[Any]:
     """Return the results of all ranks; raise the error of the rank that failed first.
 
-    If results are missing without an error, the LaunchError quotes `output`, the last lines.
+    If results are missing without an error, the LaunchError quotes what was `told` of a rank's end
+    and the `last_lines` of the output.
     """
     failed = sorted(folder.glob("error-*"), key=lambda path: path.stat().st_mtime_ns)
     if failed:
@@ -171,7 +164,7 @@ def _results(folder: Path, ranks: int, output: list[str]) -> list[Any]:
     if missing:
         raise LaunchError(
             f"run: {plural(len(missing), 'rank')} {', '.join(map(str, missing))} of {ranks} "
-            "left no result; last lines:\n" + "\n".join(output)
+            f"left no result{told and f': {told}'}; last lines:\n{last_lines}"
         )
     return [pickle.loads(path.read_bytes()) for path in paths]
 

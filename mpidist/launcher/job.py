@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
@@ -260,17 +261,26 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[in
     if not watch.monitored:
         job = PlainJob(launch.ranks, watch.signals)
         return job.run([*launch.launcher, *arguments], environ), True
-    guard = JobWatch(
-        launch.ranks,
-        watch.label,
-        watch.log_dir and os.path.abspath(watch.log_dir),
-        kill_wait() if launch.allocated else None,
-        watch.signals,
-        watch.start_timeout or MPI_WITHIN,
-        local=not launch.allocated and not may_be_elsewhere(environ),
+    guard = make_watch(
+        launch,
+        environ,
+        label=watch.label,
+        logs=watch.log_dir and os.path.abspath(watch.log_dir),
+        signals=watch.signals,
+        start_timeout=watch.start_timeout or MPI_WITHIN,
     )
     status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
     return status, not guard.never_started
+
+
+def make_watch(launch: Launch, environ: Mapping[str, str], **how: Any) -> JobWatch:
+    """Return the watch of a launch; `how` are further parameters of :class:`JobWatch`."""
+    return JobWatch(
+        launch.ranks,
+        kill_wait=kill_wait() if launch.allocated else None,
+        local=not launch.allocated and not may_be_elsewhere(environ),
+        **how,
+    )
 
 
 def may_be_elsewhere(environ: Mapping[str, str]) -> bool:

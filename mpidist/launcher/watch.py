@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from ..communicator.failure import FULL_TRACEBACK
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import LaunchError
-from .boxes import SHOWN_WITHIN, Boxes
+from .boxes import SHOWN_WITHIN, Boxes, write_fully
 from .connections import LOST, SECRET, Connections, RankState
 from .failures import INTERRUPT, Failures
 from .mpi import say
@@ -34,7 +35,12 @@ class Signals:
 
     @contextlib.contextmanager
     def recorded(self, *numbers: signal.Signals) -> Iterator[None]:
-        """Within a ``with`` block, record these signals instead of calling their handlers."""
+        """Within a ``with`` block, record these signals instead of calling their handlers.
+
+        Outside of the main thread, which alone may set handlers, none is recorded.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            numbers = ()
         before = {number: signal.signal(number, self._record) for number in numbers}
         try:
             yield
@@ -77,21 +83,27 @@ def started(
     environ: Mapping[str, str],
     boxes: Boxes,
     preexec: Callable[[], object] | None = None,
+    stdin: int | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Yield the started launcher; if it outlives the ``with`` block, end it and its ranks.
 
-    `boxes` copies its output; with ``MPIDIST_FULL_TRACEBACK`` the launcher writes itself.
+    `boxes` copies its output, and with ``MPIDIST_FULL_TRACEBACK`` holds nothing back.
     """
-    pipe = subprocess.PIPE if environ.get(FULL_TRACEBACK, "") in ("", "0") else None
+    pipe = subprocess.PIPE
     try:
         launcher = subprocess.Popen(
-            command, env=environ, stdout=pipe, stderr=pipe, bufsize=0, preexec_fn=preexec
+            command,
+            env=environ,
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            preexec_fn=preexec,
         )
     except OSError as error:
         raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     try:
-        if pipe is not None:
-            boxes.copy(launcher)
+        boxes.copy(launcher, environ.get(FULL_TRACEBACK, "") in ("", "0"))
         yield launcher
     finally:
         if launcher.poll() is None:
@@ -131,8 +143,23 @@ class JobWatch:
         Seconds that MPI_Init may take after the last rank has entered it.
     local : bool
         Whether all ranks are on this machine.
+    limit : float, optional
+        Seconds after which the job is ended.
+    stdin : int, optional
+        Standard input of the launcher, as of ``subprocess``; by default that of this process.
+    write : callable
+        Writes the output: see :class:`~mpidist.launcher.boxes.Boxes`.
     ended : list of RankState
         The ranks that have ended, in the order of their ends.
+
+    Attributes
+    ----------
+    late : bool
+        Whether the job was ended because of `limit`.
+    interrupted : int
+        The first signal to end the job that this process received; 0 for none.
+    told : str
+        How the rank that failed first did so; empty before that is known.
     """
 
     ranks: int
@@ -142,16 +169,20 @@ class JobWatch:
     signals: Signals = field(default_factory=Signals)
     start_timeout: float = MPI_WITHIN
     local: bool = False
+    limit: float | None = None
+    stdin: int | None = None
+    write: Callable[[int, bytes], object] = write_fully
     ended: list[RankState] = field(default_factory=list)  # in the order of their ends
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.ranks)
         self.connections = Connections(self.ranks, self._end, self.failures.add, self.local)
-        self._boxes = Boxes()
+        self._boxes = Boxes(self.write)
+        self.late, self.interrupted, self.told = False, 0, ""
         self._patience, self._step = PATIENCE, STEP
         self._failed_since: float | None = None
         self._succeeded_since: float | None = None
-        self._reported = self._reported_missing = self._stuck_at_start = self._interrupted = False
+        self._reported = self._reported_missing = self._stuck_at_start = False
         self._told_why = False  # by an exception
         self._steps = 0  # steps taken to end the job
 
@@ -177,8 +208,10 @@ class JobWatch:
         """
         secret = {SECRET: self.connections.secret}
         try:
-            with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
-                with started(command, {**environ, **secret}, self._boxes) as self._launcher:
+            with self.signals.recorded(*TO_LAUNCHER):  # those for the ranks: see run_job
+                with started(
+                    command, {**environ, **secret}, self._boxes, stdin=self.stdin
+                ) as self._launcher:
                     return self._verdict(self._wait())
         finally:
             self.connections.close()
@@ -195,6 +228,7 @@ class JobWatch:
                 self._pass(number)
             self.failures.print_settled()
             self._boxes.show(SHOWN_WITHIN)
+            self._end_if_late(begun)
             self._end_if_stuck()
             self._end_if_idle()
             self._report_missing(begun)
@@ -218,7 +252,7 @@ class JobWatch:
             return
         if not by_terminal(number):
             self._launcher.send_signal(number)
-        self._interrupted = True
+        self.interrupted = self.interrupted or number
         self._failed_since = self._failed_since or time.monotonic()
         if self.kill_wait is not None:  # finish in about half of the time until SIGKILL
             self._patience = min(PATIENCE, self.kill_wait / 4)
@@ -235,7 +269,7 @@ class JobWatch:
             self._report()
         if time.monotonic() < self._failed_since + self._patience + self._steps * self._step:
             return
-        if not self._steps and not self._stuck_at_start:
+        if not self._steps and self._patience:
             say(f"the launcher has not ended the job within {self._patience:g} s: ending it")
         acts = (
             lambda: self.connections.send(signal.SIGTERM),
@@ -245,6 +279,13 @@ class JobWatch:
         )
         acts[min(self._steps, len(acts) - 1)]()
         self._steps += 1
+
+    def _end_if_late(self, begun: float) -> None:
+        """End the job once, `limit` seconds after `begun`; how its ranks end then is no news."""
+        if self.limit is None or self.late or time.monotonic() < begun + self.limit:
+            return
+        self.late = self._reported = self._boxes.told = True
+        self._patience, self._failed_since = 0.0, time.monotonic()
 
     def _end_if_idle(self) -> None:
         """End the launcher if it does not end by itself after all ranks succeeded."""
@@ -291,7 +332,7 @@ class JobWatch:
         through = any(rank.mpi == STARTED for rank in self.connections.known.values())
         failed = self._failed()
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)
-        return stuck and not through and not self._interrupted
+        return stuck and not through and not self.interrupted
 
     # -- the exit code ----------------------------------------------------------------------------
 
@@ -319,6 +360,7 @@ class JobWatch:
         self.failures.print()
         cause = cause or failed[0]
         number = cause.number
+        self.told = str(cause)
         self._boxes.told = self._told_why or failed[0].status != LOST
         self._boxes.show()
         # The name is that of rank_process.py, which imports nothing of this package.
@@ -331,7 +373,7 @@ class JobWatch:
         A rank of MPICH ends by SIGTERM after an exception: see ``MpiBackend.abort``.
         """
         cause = self.failures.cause(self.connections.known.values())
-        if self._interrupted or cause is None:
+        if self.interrupted or cause is None:
             return first.code
         if isinstance(cause, RankState):
             return cause.code
@@ -349,7 +391,7 @@ class JobWatch:
         reported its end.
         """
         self.failures.print()
-        if self._stuck_at_start:
+        if self._stuck_at_start or self.late:
             return 1
         self._report(last=True)
         failed = self._failed()

@@ -229,14 +229,13 @@ def test_the_log_has_the_traceback(tmp_path, capfd):
 def test_exceptions_are_printed_while_the_job_goes_on(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("mpidist.launcher.failures.SETTLED", 0.1)
     words = rank_program(tmp_path, "1 / 0")
-    # The launcher has this standard error, a file, and stays until the exception stands in it.
-    printed = """"$@"; k=0
-    until grep -q ZeroDivisionError /proc/$$/fd/2 || [ $k = 2000 ]; do
+    # This standard error is a file; the launcher stays until the exception stands in it.
+    printed = f""""$@"; k=0
+    until grep -q ZeroDivisionError /proc/{os.getpid()}/fd/2 || [ $k = 2000 ]; do
         k=$((k + 1)); sleep 0.05
     done
     echo the last >&2; exit 1"""
-    environ = {**RANK, "MPIDIST_FULL_TRACEBACK": "1"}
-    assert PlainJob(1).run(["sh", "-c", printed, "sh", *words], environ) == 1
+    assert PlainJob(1).run(["sh", "-c", printed, "sh", *words], RANK) == 1
     told = capfd.readouterr().err.splitlines()
     assert told.index("ZeroDivisionError: division by zero") < told.index("the last")
     assert told[-1].endswith("failed first: ZeroDivisionError: division by zero")

@@ -1,16 +1,22 @@
 """mpidist.run starts real MPI processes and returns their results."""
 
 import os
+import signal
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgument, LaunchError
+from tests.support.jobs import each_mpi
+from tests.support.processes import environment, run
 
 LIMIT = 200  # seconds; each takes a few
+SIGNS = "BAD TERMINATION", "prterun", "mpiexec", "MPI_ABORT", "Abort("
 
 
 def total(comm, factor=1):
@@ -53,6 +59,89 @@ def test_timeout():
     with pytest.raises(LaunchError, match="timeout=8 s"):
         mpidist.run(lambda comm: time.sleep(LIMIT), 2, timeout=8)
     assert time.monotonic() - begun < LIMIT / 2
+
+
+RUNS = """import mpidist, os, signal, subprocess, sys, time
+def leaves(comm):
+    subprocess.Popen(["sleep", "300"])
+    return comm.rank
+def stubborn(comm):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(300)
+def waits(comm):
+    open(f"{os.environ['TMPDIR']}/pid-{os.getpid()}", "w").close()
+    time.sleep(300)
+def dies(comm):
+    print("before", flush=True)
+    os._exit(3) if comm.rank else comm.barrier()
+begun = time.monotonic()
+try:
+    print(mpidist.run(globals()[sys.argv[1]], 2, timeout=float(sys.argv[2])))
+except mpidist.MpidistError as error:
+    print(f"{type(error).__name__}: {error}")
+print("seconds:", time.monotonic() - begun)
+"""
+
+
+def called(python, folder, fn, timeout):
+    """The output of a program that calls mpidist.run, and the seconds of the call."""
+    (folder / "runs.py").write_text(RUNS)
+    words = [python, "runs.py", fn, str(timeout)]
+    done = run(words, LIMIT, environment(TMPDIR=str(folder)), cwd=folder)
+    output, _, seconds = done.output.rpartition("seconds: ")
+    assert not done.timed_out and not list(folder.glob("mpidist-run-*")), done.output
+    return output, float(seconds)
+
+
+@each_mpi
+def test_processes_that_ranks_leave_behind(python, tmp_path):
+    """They have the output's pipes: the end of the launcher is the end."""
+    output, seconds = called(python, tmp_path, "leaves", 100)
+    assert output == "[0, 1]\n" and seconds < 60
+
+
+@each_mpi
+def test_ranks_that_ignore_signals(python, tmp_path):
+    output, seconds = called(python, tmp_path, "stubborn", 6)
+    assert output == "LaunchError: run: the processes took longer than timeout=6 s\n"
+    assert seconds < 60
+
+
+@each_mpi
+def test_the_launchers_boxes(python, tmp_path):
+    output, _ = called(python, tmp_path, "dies", LIMIT)
+    assert "before" in output and "ended with exit code 3; last lines:" in output
+    assert not [sign for sign in SIGNS if sign in output], output
+
+
+@each_mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_the_end_of_the_caller(python, number, tmp_path):
+    """The ranks end with it, and nothing of the run is left, but for the folder after SIGKILL."""
+    (tmp_path / "runs.py").write_text(RUNS)
+    words, until = [python, "runs.py", "waits", str(LIMIT)], time.monotonic() + LIMIT
+    caller = subprocess.Popen(words, env=environment(TMPDIR=str(tmp_path)), cwd=tmp_path)
+    try:
+        while len(ranks := [p.name[4:] for p in tmp_path.glob("pid-*")]) < 2:
+            assert time.monotonic() < until and caller.poll() is None
+            time.sleep(0.05)
+        caller.send_signal(number)
+        assert caller.wait(LIMIT) == -number
+        while any(Path(f"/proc/{rank}").exists() for rank in ranks):
+            assert time.monotonic() < until, "the ranks go on"
+            time.sleep(0.05)
+    finally:
+        caller.kill()
+    assert number == signal.SIGKILL or not list(tmp_path.glob("mpidist-run-*"))
+
+
+def test_a_call_outside_of_the_main_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(mpidist.run(total, 1, timeout=LIMIT)))
+    thread.start()
+    thread.join()
+    assert results == [[[1] * 3]]
 
 
 @pytest.mark.parametrize(("fn", "n"), [(total, 0), (total, True), (total, 1.5), ("total", 2)])
