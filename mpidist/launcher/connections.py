@@ -323,6 +323,8 @@ class Connections:
 
     def _end(self, rank: RankState, status: int | str) -> None:
         rank.status = status
+        if not rank.mpi:  # it will not enter MPI_Init any more
+            self.last_mpi_report = time.monotonic()
         self.ended(rank)
 
 

@@ -307,7 +307,7 @@ class JobWatch:
             say(f"{len(self.connections.known)} of {self.ranks} ranks have started: waiting")
 
     def _end_if_mpi_does_not_start(self) -> None:
-        """End the job if all ranks have entered MPI_Init, but some do not return from it."""
+        """End the job if no rank is left to enter MPI_Init, but some do not return from it."""
         if (
             self._failed_since is not None
             or time.monotonic() < self.connections.last_mpi_report + self.start_timeout
@@ -315,21 +315,27 @@ class JobWatch:
             return
         ranks = self.connections.known.values()
         starting = sorted(rank.number for rank in ranks if rank.mpi == STARTING)
-        if starting and len(ranks) == self.ranks and all(rank.mpi for rank in ranks):
-            self._stuck_at_start = True
+        absent = [rank for rank in self.ended if not rank.mpi]
+        entered = sum(bool(rank.mpi) for rank in ranks)
+        if starting and entered + len(absent) == self.ranks:
+            self._stuck_at_start = self._reported = self._boxes.told = True
             self._patience, self._failed_since = 0.0, time.monotonic()
+            others = ", ".join(f"rank {rank.number}" for rank in absent[1:4])
+            why = f"{absent[0]} before MPI_Init{others and f', as {others}'}; " if absent else ""
             say(
-                f"{len(starting)} of {self.ranks} ranks ({listed(starting)}) have been in MPI_Init "
-                f"for {self.start_timeout:g} s (--start-timeout): ending the job"
+                f"{why}{len(starting)} of {self.ranks} ranks ({listed(starting)}) have been in "
+                f"MPI_Init for {self.start_timeout:g} s (--start-timeout): ending the job"
             )
 
     @property
     def never_started(self) -> bool:
         """Whether MPI_Init failed: no rank returned from it, and it hung or a rank failed in it.
 
-        That rank is the first that failed.  False if a signal, such as Ctrl-C, ended the job.
+        That rank is the first that failed.  False if a signal, such as Ctrl-C, ended the job, or if
+        a rank ended well without it: then the program is at fault.
         """
-        through = any(rank.mpi == STARTED for rank in self.connections.known.values())
+        ranks = self.connections.known.values()
+        through = any(rank.mpi == STARTED or rank.succeeded for rank in ranks)
         failed = self._failed()
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)
         return stuck and not through and not self.interrupted

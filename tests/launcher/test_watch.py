@@ -412,6 +412,18 @@ def test_mpi_that_does_not_start(monkeypatch, capfd, ranks, how, status, never, 
     assert watch.never_started == never and told in capfd.readouterr().err
 
 
+def test_a_rank_that_ended_before_mpi(capfd):
+    """It will not enter MPI_Init any more: the others are not waited for."""
+    watch = JobWatch(2, start_timeout=0.5)
+    words = watch.command(python(INIT)[:1])
+    one = """export OMPI_COMM_WORLD_RANK=0; "$@" -c "$INIT" hangs &
+    OMPI_COMM_WORLD_RANK=1 "$@" -c pass; wait; exit 1"""
+    assert watch.run(["sh", "-c", one, "sh", *words], environment(INIT=INIT)) == 1
+    said = capfd.readouterr().err
+    assert "rank 1 on " in said and "ended with exit code 0 before MPI_Init" in said, said
+    assert "1 of 2 ranks (0) have been in MPI_Init" in said and not watch.never_started
+
+
 LEAVES = """
 import os, sys, time
 from mpidist.communicator.launcher_notes import send_note
