@@ -35,6 +35,7 @@ class Main(click.Group):
         """
         if not standalone_mode:
             return self._main(arguments, extra)
+        _open_closed_streams()
         if launched_rank():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the rest of the process)
         try:
@@ -48,9 +49,11 @@ class Main(click.Group):
         except MpidistError as error:
             status = report(error)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.errno not in (errno.EPIPE, errno.ENOSPC):
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as of `mpidist list | head`
+            if error.errno != errno.EPIPE:  # as of `mpidist list | head`
+                _print_error(f"output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             status = 1
         status = status if isinstance(status, int) else 0
         if status and launched_rank():
@@ -62,6 +65,19 @@ class Main(click.Group):
         if COMPLETE in os.environ:
             from . import completion  # noqa: F401  (registers its shells)
         return super().main(*arguments, standalone_mode=False, **extra)  # type: ignore[call-overload]
+
+
+def _open_closed_streams() -> None:
+    """Have /dev/null for each standard stream that is closed.
+
+    Python has None for it, and the next file or socket that is opened would get its number, and
+    with it what is written there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            file = open(os.devnull, mode)  # noqa: SIM115  (to the end of the process)
+            os.set_inheritable(file.fileno(), True)  # Open MPI's launcher hangs without an input
+            setattr(sys, name, file)
 
 
 def report(error: MpidistError) -> int:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import IO
 
+from .mpi import say
+
 # Texts of help-prun.txt and help-mpi-api.txt of Open MPI (4 has the narrow frame), of Hydra, and of
 # MPICH's MPI_Abort.  Other boxes have the same frames, and say what mpidist does not know: they are
 # not held back.
@@ -77,10 +79,13 @@ class Boxes:
     ----------
     told : bool
         Whether ``mpidist run`` has said which rank failed and how: then no box is shown.
+    lost : set of int
+        1, 2 or both, if output is lost because it cannot be written there.
     """
 
     def __init__(self, write: Callable[[int, bytes], object] = write_fully) -> None:
         self.told, self._write = False, write
+        self.lost: set[int] = set()
         self._held: list[tuple[int, bytes, float]] = []  # file descriptor, text, time
         self._threads: list[threading.Thread] = []
         self._ended = False  # whether the launcher has ended
@@ -107,7 +112,7 @@ class Boxes:
             screen, text, _ = self._held.pop(0)
             if not self.told:
                 with suppress(OSError):
-                    self._write(screen, text)
+                    self._put(screen, text)
 
     def _copy(self, source: IO[bytes], screen: int, hold: bool) -> None:
         ready, rest, found = select.poll(), b"", 0
@@ -130,7 +135,21 @@ class Boxes:
                     begun = _BEGUN.search(last) if hold else None
                     rest = begun[0] if begun is not None else b""
                     data = data[: len(data) - len(rest)]
-                self._write(screen, data)
+                self._put(screen, data)
+
+    def _put(self, screen: int, data: bytes) -> None:
+        """Write output; drop it where writing has failed: the launcher and its job go on."""
+        if screen in self.lost:
+            return
+        try:
+            self._write(screen, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.lost.add(screen)
+            name = "standard output" if screen == 1 else "standard error"
+            with suppress(OSError):
+                say(f"{name} cannot be written, and is lost from here on: {error.strerror}")
 
     def _hold(self, screen: int, box: re.Match[bytes]) -> bytes:
         self._held.append((screen, box[0], time.monotonic()))

@@ -138,7 +138,10 @@ class _Output:
         with self._printing:
             self._end = (self._end + text)[-KEPT:]
             # The caller's own streams, which in a notebook are no file descriptors.
-            print(text, end="", flush=True, file=sys.stdout if screen == 1 else sys.stderr)
+            file = sys.stdout if screen == 1 else sys.stderr
+            encoding = getattr(file, "encoding", None) or "utf-8"
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+            print(text, end="", flush=True, file=file)
 
     @property
     def last_lines(self) -> str:

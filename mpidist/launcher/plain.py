@@ -73,7 +73,7 @@ class PlainJob:
         try:
             with self.signals.recorded(*TO_RANKS, *TO_LAUNCHER):
                 with started(command, environ, self._boxes, _end_with_parent) as self._launcher:
-                    return self._verdict(self._wait())
+                    return self._verdict(self._wait()) or int(bool(self._boxes.lost))
         finally:
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, int):

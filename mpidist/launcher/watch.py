@@ -212,7 +212,7 @@ class JobWatch:
                 with started(
                     command, {**environ, **secret}, self._boxes, stdin=self.stdin
                 ) as self._launcher:
-                    return self._verdict(self._wait())
+                    return self._verdict(self._wait()) or int(bool(self._boxes.lost))
         finally:
             self.connections.close()
 

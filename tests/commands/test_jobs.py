@@ -367,6 +367,35 @@ def test_bench_on_a_narrow_terminal(tmp_path, monkeypatch):
     assert all(row[-1] == "yes" for row in rows)
 
 
+@each_mpi
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(python, closed, tmp_path):
+    """A job runs without; what it writes there is nowhere."""
+    writes = f"import sys; print(1), print(2, file=sys.stderr), open('{tmp_path}/done', 'w')"
+    words = [python, "-m", "mpidist", "run", "-n", "1", "-c", writes]
+    assert run(["sh", "-c", f'"$@" {closed}', "sh", *words], LIMIT, plain()).status == 0
+    assert (tmp_path / "done").exists()
+
+
+@each_mpi
+@pytest.mark.parametrize("more", [[], ["--label"], ["--full-traceback"]])
+def test_output_that_cannot_be_written(python, more, tmp_path):
+    """It is said once, and the job goes on to its end, with another exit code than 0."""
+    writes = f"for k in range(9): print(k, flush=True)\nopen('{tmp_path}/done', 'w')"
+    words = [python, "-m", "mpidist", "run", "-q", "-n", "1", *more, "-c", writes]
+    done = run(["sh", "-c", '"$@" >/dev/full', "sh", *words], LIMIT, plain())
+    assert done.status == 1 and (tmp_path / "done").exists(), done.output
+    assert done.output.count("cannot be written") == 1, done.output
+    assert "standard output cannot be written" in done.output and "No space" in done.output
+
+
+def test_a_table_that_cannot_be_written():
+    words = [sys.executable, "-m", "mpidist", "list"]
+    done = run(["sh", "-c", '"$@" >/dev/full', "sh", *words], LIMIT, plain())
+    assert done.status == 1
+    assert done.output == "mpidist: error: output cannot be written: No space left on device\n"
+
+
 def test_interrupted_tuner_keeps_its_results(tmp_path):
     """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
     path = tmp_path / "t.json"
