@@ -15,6 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..errors import (
     RankFailed,
     unpicklable,
 )
-from .run import Engine
+from .run import Engine, Steps, discard
 from .service import Service
 from .work import UNSET, Work, keep
 
@@ -736,7 +737,7 @@ class PendingReceive:
     __slots__ = ("_steps", "_error", "done")
 
     def __init__(self, steps: Iterator[None]):
-        self._steps, self.done = steps, False
+        self._steps, self.done = Steps(steps), False
         self._error: BaseException | None = None
 
     def came(self) -> bool:
@@ -749,7 +750,8 @@ class PendingReceive:
         """Poll; return whether the message has been received or has failed."""
         if not self.done:
             try:
-                self.done = next(self._steps, True) is True
+                if self._steps.take():
+                    self.done = True
             except BaseException as error:
                 self._error, self.done = error, True
                 if not isinstance(error, Exception):
@@ -771,16 +773,19 @@ class PendingReceives:
 
     def add(self, arrival: PendingReceive) -> None:
         """Register a receive, to be polled in every wait until its message has arrived."""
-        pending = self._pending
-        for _ in range(min(2, len(pending))):  # drops completed receives
-            if pending[0].done:
-                pending.popleft()
-            else:
-                pending.rotate(-1)
-        pending.append(arrival)
+        for other in self._some(2):  # else they pile up where nothing waits
+            if other.done:
+                discard(self._pending, other)
+        self._pending.append(arrival)
         if not self._attended:
             self._attended = True
             self._engine.attend(self)
+
+    def _some(self, most: int) -> tuple[PendingReceive, ...]:
+        """Return up to `most` receives, in turn; they stay: another thread may do the same."""
+        if len(self._pending) > most:
+            self._pending.rotate(-most)
+        return tuple(islice(self._pending, most))
 
     @property
     def done(self) -> bool:
@@ -789,12 +794,13 @@ class PendingReceives:
 
     def ended(self) -> bool:
         """Poll some of the receives; return whether no receive is pending any more."""
-        pending = self._pending
-        for _ in range(min(_AT_A_TIME, len(pending))):
-            arrival = pending.popleft()
-            if not arrival.ended():
-                pending.append(arrival)
-        self._attended = bool(pending)
+        for arrival in self._some(_AT_A_TIME):
+            if arrival.ended():
+                discard(self._pending, arrival)
+        if not self._pending:
+            self._attended = False
+            if self._pending:  # another thread added it, and took this for attended
+                self._attended = True
         return not self._attended
 
     test = ended

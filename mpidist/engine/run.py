@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..backends.base import Backend
 from ..backends.program import Program, Round, Side
@@ -146,19 +147,54 @@ class Engine:
 
     def progress(self) -> None:
         """Poll pending operations of all communicators; raise errors of this one's only."""
-        for engine in tuple(_pending.engines):
-            if engine is self:
-                self.active = [run for run in self.active if not run.test()]
-            else:
-                engine.active = [run for run in engine.active if not run.ended()]
-            if not engine.active:
-                engine.abandon()
+        engines = _pending.engines
+        for engine in tuple(engines):
+            # Another thread may poll the same ones, and begin others: the list must stay the same.
+            active = engine.active
+            for run in tuple(active):
+                if run.test() if engine is self else run.ended():
+                    discard(active, run)
+            if not active:
+                discard(engines, engine)
 
     def abandon(self) -> None:
         """Stop polling for this communicator: it is broken, or has no pending operation left."""
         self.active = []
-        if self in _pending.engines:
-            _pending.engines.remove(self)
+        discard(_pending.engines, self)
+
+
+def discard(some: MutableSequence[Any], one: object) -> None:
+    """Remove `one` from `some`, if another thread has not."""
+    with suppress(ValueError):
+        some.remove(one)
+
+
+class Steps:
+    """The steps of a generator, which several threads may take, one at a time.
+
+    A thread that waits polls the operations it began on other communicators, beside the thread
+    that waits for them.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self, steps: Iterator[None]):
+        self._left = [steps]
+
+    def take(self) -> bool:
+        """Take a step; return whether it was the last one.
+
+        It is False too while a step is being taken, by another thread or by what this call
+        interrupts, and after an exception of the generator, which one caller gets.
+        """
+        try:
+            steps = self._left.pop()
+        except IndexError:
+            return False
+        if next(steps, True) is True:
+            return True
+        self._left.append(steps)
+        return False
 
 
 class Run:
@@ -169,7 +205,7 @@ class Run:
         self.done = False
         self.error: BaseException | None = None
         program.busy = True
-        self._steps = _program(program)
+        self._steps = Steps(_program(program))
 
     def test(self) -> bool:
         """Poll; return whether the program has ended.  After an error, each call raises it."""
@@ -177,11 +213,11 @@ class Run:
             raise self.error
         if not self.done:
             try:
-                self.done = next(self._steps, True) is True
+                if self._steps.take():
+                    self.done, self.program.busy = True, False
             except BaseException as error:
                 self.error = error
                 raise
-            self.program.busy = not self.done
         return self.done
 
     def ended(self) -> bool:

@@ -130,6 +130,40 @@ def test_threads_that_take_turns_are_served(comm, own):
         assert got == [comm.size] and made.allreduce(k) == k * comm.size
 
 
+@pytest.mark.parametrize("messages", [False, True])
+def test_what_one_thread_waits_for_another_polls(comm, messages):
+    """A wait polls what its thread has begun on other communicators, at any moment."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    made, failed, peer = comm.split(0), [], comm.rank ^ 1
+
+    def wait(works):
+        try:
+            for work in works:
+                work.wait()
+        except Exception as error:
+            failed.append(error)
+
+    for k in range(40):
+        receives = peer < comm.size and (comm.rank + k) % 2
+        arrays = [np.zeros(100_000) for _ in range(3)]
+        if not messages:
+            works = [made.iallreduce(np.full_like(x, k), out=x) for x in arrays]
+        else:
+            works = [made.irecv(x, peer, tag) for tag, x in enumerate(arrays) if receives]
+        thread = threading.Thread(target=wait, args=[works])
+        thread.start()
+        for turn in range(20):
+            if messages and turn == 10 and peer < comm.size and not receives:
+                works = [made.isend(np.full_like(x, k), peer, tag) for tag, x in enumerate(arrays)]
+            assert comm.allreduce(1) == comm.size
+        thread.join()
+        wait(works)
+        assert not failed
+        if receives or not messages:
+            assert all((x == (k if messages else k * comm.size)).all() for x in arrays)
+
+
 def test_an_interrupt_at_the_entry_leaves_the_door_usable(comm, own):
     """KeyboardInterrupt may strike between the entry and the block that leaves."""
     made, _ = own
