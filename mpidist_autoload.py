@@ -13,8 +13,11 @@ class _Name:
 
     def __get__(self, _: Any, backend: Any) -> str:
         del backend.MPIDIST  # the import sets it anew
-        import mpidist.torch  # noqa: F401
-
+        try:
+            import mpidist.torch  # noqa: F401
+        finally:
+            if "MPIDIST" not in vars(backend):  # it failed: the next one to ask gets the error too
+                backend.MPIDIST = self
         return backend.MPIDIST
 
 

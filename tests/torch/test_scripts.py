@@ -121,6 +121,28 @@ def test_without_ml_dtypes(tmp_path):
         assert len(re.findall(told, finished.output)) == 3, finished.output
 
 
+IMPORTED_TWICE = """import sys, torch.distributed as dist
+sys.modules["mpidist.torch.batchnorm"] = None  # as if the import of mpidist.torch failed
+for _ in range(3):
+    try:
+        print(dist.Backend("mpidist"))
+    except ImportError as error:
+        print(type(error).__name__, error.name)
+del sys.modules["mpidist.torch.batchnorm"]
+print(dist.Backend("mpidist"), dist.Backend.MPIDIST, dist.Backend._plugins.keys())
+"""
+
+
+def test_a_failed_import_is_told_each_time():
+    """And the name works once the import does."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_TWICE], capture_output=True, text=True, timeout=200
+    )
+    told = ["ModuleNotFoundError mpidist.torch.batchnorm"] * 3
+    names = "mpidist mpidist dict_keys(['MPIDIST'])"
+    assert done.stdout.splitlines() == [*told, names], done.stderr
+
+
 def test_an_entry_point_that_fails():
     """It must not end ``import torch``; and its variable turns it off."""
     code = (
