@@ -15,10 +15,10 @@ class _Name:
         del backend.MPIDIST  # the import sets it anew
         try:
             import mpidist.torch  # noqa: F401
-        finally:
-            if "MPIDIST" not in vars(backend):  # it failed: the next one to ask gets the error too
-                backend.MPIDIST = self
-        return backend.MPIDIST
+        except BaseException:  # the next one to ask gets the error too
+            backend.MPIDIST = self
+            raise
+        return backend.MPIDIST  # it is not there yet if that import is what asks
 
 
 def register() -> None:

@@ -129,14 +129,17 @@ for _ in range(3):
     except ImportError as error:
         print(type(error).__name__, error.name)
 del sys.modules["mpidist.torch.batchnorm"]
+if "itself" in sys.argv:
+    import mpidist.torch
 print(dist.Backend("mpidist"), dist.Backend.MPIDIST, dist.Backend._plugins.keys())
 """
 
 
-def test_a_failed_import_is_told_each_time():
-    """And the name works once the import does."""
+@pytest.mark.parametrize("who", ["the name", "itself"])
+def test_a_failed_import_is_told_each_time(who):
+    """And the name works once the import does, of the program itself, too."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTED_TWICE], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", IMPORTED_TWICE, who], capture_output=True, text=True, timeout=200
     )
     told = ["ModuleNotFoundError mpidist.torch.batchnorm"] * 3
     names = "mpidist mpidist dict_keys(['MPIDIST'])"
