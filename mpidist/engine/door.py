@@ -4,12 +4,16 @@ The ranks number their operations, and take staging slots by these numbers.  A c
 while another is inside (another thread, a signal handler, the user's operation of the call that
 runs) would take a slot that is still read, and a forked child would announce operations in its
 parent's place: both end in wrong results without a word.  So they are refused.
+
+But a communicator may be shared by threads (:func:`share`), as PyTorch's users do with a group's
+messages: then they wait for each other, and a wait for a message lets others in between its polls.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import math
 import os
 import sys
 import threading
@@ -24,6 +28,7 @@ from ..errors import CommunicatorBroken, CommunicatorInUse
 from .call_site import PACKAGE, WITHIN
 
 _LOOKS = 20  # for the caller inside, before another one is refused without its name
+_NAP_SECONDS = 1e-4  # between these, and of a caller that waits
 
 
 class _Token:
@@ -61,6 +66,9 @@ class Door:
         Why nobody may enter any more.
     forked : bool
         Whether this process was forked from the one that the communicator belongs to.
+    patience : float or None
+        Seconds for which a caller waits, while another thread is inside, before it is refused; None
+        waits for ever.
     take, put : callable
         ``token = take()`` enters, or raises IndexError if the token is gone: then call
         :meth:`take_or_refuse`.  ``put(token)`` leaves a door that is not `broken`.
@@ -74,6 +82,8 @@ class Door:
         self.take, self.put = self._tokens.pop, self._tokens.append
         self._held: _Token | None = None  # by the caller in ``with door:``
         self.forked = False
+        self.patience: float | None = 0.0
+        self._wanted: list[None] = []  # one for each caller that waits; to append is atomic
         _watch_forks()  # only once there is something to protect: the import installs nothing
         _doors.add(self)
 
@@ -119,8 +129,37 @@ class Door:
         if self.broken is None and token is not None:
             self.put(token)
 
+    def give_way(self, held: list[_Token | None]) -> None:
+        """Let callers in that wait, and enter again, in a wait for a pending operation.
+
+        `held` has what :meth:`enter_pending` returned, and nothing after an exception.
+        """
+        if not self._wanted or held[0] is None:
+            return
+        self.leave(held.pop())
+        while self._wanted and self._tokens:  # until one of them has it
+            time.sleep(_NAP_SECONDS)
+        held.append(self._await(None))
+
+    def _await(self, seconds: float | None) -> _Token | None:
+        """Return the token once another thread has left; None if `seconds` pass before."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        self._wanted.append(None)
+        try:
+            while time.monotonic() < until:
+                self.check()
+                try:
+                    return self.take()
+                except IndexError:
+                    time.sleep(_NAP_SECONDS)
+            return None
+        finally:
+            self._wanted.pop()
+
     def take_or_refuse(self) -> _Token:
-        """Return the token for a caller who found it gone, if it is there again by now.
+        """Return the token for a caller who found it gone, once it is there again.
+
+        That is waited for if the door has `patience`, and another thread is inside, not this one.
 
         Raises
         ------
@@ -130,18 +169,27 @@ class Door:
             If another thread is inside, or this one; it names both places.
         """
         # Whoever was inside may leave meanwhile; then nobody is seen inside, and the token is back.
+        frame = sys._getframe(1)
+        if self.patience != 0:
+            self._refuse_beside_another(frame, threads=False)
+            token = self._await(self.patience)
+            if token is not None:
+                return token
         for _ in range(_LOOKS):
-            self._refuse_beside_another(sys._getframe(1))
+            self._refuse_beside_another(frame)
             try:
                 return self.take()
             except IndexError:
-                time.sleep(1e-4)
+                time.sleep(_NAP_SECONDS)
         raise CommunicatorInUse(
             f"rank {self._rank}: another call of the same communicator has not ended"
         ) from None
 
-    def _refuse_beside_another(self, frame: FrameType) -> None:
-        """Raise if the door is closed or somebody is inside; `frame` is the caller's."""
+    def _refuse_beside_another(self, frame: FrameType, threads: bool = True) -> None:
+        """Raise if the door is closed or somebody is inside; `frame` is the caller's.
+
+        Without `threads`, only if this thread is inside.
+        """
         self.check()
         mine = list(_outwards(frame))
         me = threading.get_ident()
@@ -156,6 +204,8 @@ class Door:
                 "handler, a hook, __del__) must not call the communicator; set a flag, and make "
                 "the call afterwards"
             ) from None
+        if not threads:
+            return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, other in sys._current_frames().items():
             inside = "" if ident == me else self._call_inside(list(_outwards(other)))
@@ -187,6 +237,14 @@ class Door:
                 if any(door is self for door in doors):
                     return True
         return False
+
+
+def share(communicator: Any, seconds: float | None) -> None:
+    """Let threads share a communicator: for `seconds` (None: for ever) a call waits for another.
+
+    The calls of two threads then come in any order, so it must not matter: this is for messages.
+    """
+    communicator._door.patience = seconds
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()

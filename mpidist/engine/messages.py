@@ -780,6 +780,8 @@ class PendingReceives:
         if not self._attended:
             self._attended = True
             self._engine.attend(self)
+        else:  # perhaps for another thread, which may have ended
+            self._engine.attend_here()
 
     def _some(self, most: int) -> tuple[PendingReceive, ...]:
         """Return up to `most` receives, in turn; they stay: another thread may do the same."""

@@ -99,6 +99,10 @@ class Engine:
     def attend(self, pending: PendingOperation) -> None:
         """Register an operation, to be polled in every wait until it has ended."""
         self.active.append(pending)
+        self.attend_here()
+
+    def attend_here(self) -> None:
+        """Have the registered operations polled in the waits of this thread, too."""
         if self not in _pending.engines:
             _pending.engines.append(self)
 

@@ -144,17 +144,31 @@ class Work:
             If the deadline passed; the communicator is broken then.
         """
         if not self._done:
-            token = self._door.enter_pending()
+            door = self._door
+            held = [door.enter_pending()]
+
+            def look() -> bool:
+                if self._done or self._look():
+                    return True
+                door.give_way(held)
+                return False
+
             try:
-                self.complete(timeout)
+                self.complete(timeout, look)
             finally:
-                self._door.leave(token)
+                if held:
+                    door.leave(held[0])
         return self._result
 
-    def complete(self, timeout: float | None = UNSET) -> None:
-        """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door."""
+    def complete(
+        self, timeout: float | None = UNSET, look: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door.
+
+        `look` polls the operation; by default :meth:`_look`.
+        """
         if not self._done:
-            self._wait(self._look, timeout)
+            self._wait(look or self._look, timeout)
             self._end()
 
     def _end(self) -> None:

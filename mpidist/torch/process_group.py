@@ -4,7 +4,7 @@ Each collective of c10d is one call of a public collective, on the memory of the
 blocking call runs in the caller's thread; one with ``async_op=True`` runs in a thread of the group,
 so that backward goes on meanwhile and C++ can wait for its future, or in the thread that waits for
 it before it has begun; all run in order.  Messages have a communicator of their own and are waited
-for in the caller's thread.
+for in the caller's thread; threads share it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
 from ..device import tensors as host
 from ..engine.call_site import begun_here
+from ..engine.door import share
 from ..engine.work import UNSET
 from ..errors import (
     CollectiveTimeout,
@@ -300,7 +301,7 @@ class _Work(dist.Work):
         self._ended = False
         self._future: Any = None
         self._settles: Any = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _end(self, error: BaseException | None = None) -> None:
         """Record that the operation has ended, and complete its future."""
@@ -422,12 +423,14 @@ class _Message(_Work):
             seconds = seconds if seconds > 0 else UNSET
             try:
                 self._work.wait(seconds)
-                if self._back is not None:
-                    self._back()
+                with self._lock:  # of two threads that wait, one copies, before either returns
+                    if self._back is not None and not self._ended:
+                        self._back()
+                    self._end()
+            except CommunicatorInUse:  # the message is still to come
+                raise
             except MpidistError as error:
                 self._end(self._group.translated(error, self._what, seconds))
-            else:
-                self._end()
         return super().wait()
 
     @_uncompiled
@@ -595,7 +598,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._performing = threading.RLock()
         self._queued = 0  # operations with async_op=True that have not ended
         self._counting = threading.Lock()
-        self._pending: list[_Message] = []
+        self._pending: set[_Message] = set()  # by several threads: changed in place only
         self._side_streams: dict[torch.device, Any] = {}  # of operations with async_op=True
         self._coalesced: list[_Work] | None = None  # of the block that has begun, if one has
         self._buffers: dict[tuple[int, torch.dtype], list[np.ndarray]] = {}
@@ -679,6 +682,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._seconds = seconds if 0 < seconds < _FOREVER else None
         self.options._timeout = timeout
         self.comm.timeout = self.messages.timeout = self._seconds
+        share(self.messages, self._seconds)
 
     _set_default_timeout = set_timeout
 
@@ -718,7 +722,8 @@ class ProcessGroup(dist.ProcessGroup):
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None
-        quiet = not self._queued and all(m.is_completed() for m in self._pending)
+        self._advance()
+        quiet = not self._queued and not self._pending
         if self.key is not None and quiet:
             _RETIRED[self.key] = (self.comm, self.messages)
 
@@ -793,8 +798,8 @@ class ProcessGroup(dist.ProcessGroup):
             act = begun_here(act)
         with self._counting:
             self._queued += 1
-        if self._queue is None:
-            self._queue = _THREADS.serve(self._serve)
+            if self._queue is None:
+                self._queue = _THREADS.serve(self._serve)
         self._operations.append((work, act, seconds))
         self._queue.put(True)
         if self._coalesced is not None:
@@ -882,8 +887,12 @@ class ProcessGroup(dist.ProcessGroup):
             waited += _POLL_SECONDS
             if seconds is not None and waited > seconds:
                 return False
-            self._pending = [m for m in self._pending if not m.is_completed()]
+            self._advance()
         return True
+
+    def _advance(self) -> None:
+        """Let sends and receives make progress, and forget those that have ended."""
+        self._pending -= {m for m in tuple(self._pending) if m.is_completed()}
 
     def _flat(self, x: Tensor) -> Any:
         """Return the memory of a contiguous dense tensor, flat, as the communicator takes it.
@@ -1558,10 +1567,10 @@ class ProcessGroup(dist.ProcessGroup):
         except MpidistError as error:
             raise self.translated(error, what) from error
         message = _Message(self, what, outputs, work)
-        self._pending = [m for m in self._pending if not m._ended]
+        self._pending -= {m for m in tuple(self._pending) if m._ended}
         if len(self._pending) > _MOST_PENDING:  # nobody waits for them
-            self._pending = [m for m in self._pending if not m.is_completed()]
-        self._pending.append(message)
+            self._advance()
+        self._pending.add(message)
         if self._coalesced is not None:
             self._coalesced.append(message)
         return message

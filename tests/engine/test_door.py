@@ -1,6 +1,8 @@
 """What a forked child does at its end is nothing to the job of its parent."""
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,62 @@ def test_a_door_that_is_closed_stays_closed():
     with pytest.raises(CommunicatorBroken, match="rank 3: it broke"), door:
         pass
     assert door.enter_pending() is None  # messages may still complete
+
+
+def entered(door):
+    """Enter and leave; as a call of the package, which a refusal names."""
+    door.leave(door.enter_pending())
+
+
+def test_a_shared_door_is_waited_for_but_not_for_ever():
+    """Another thread's call is waited for, up to the patience; one's own is not."""
+    door = Door(2)
+    door.patience = 30.0
+    token = door.take()
+    leaving = threading.Timer(0.2, door.leave, [token])
+    leaving.start()
+    begin = time.monotonic()
+    entered(door)
+    assert 0.1 < time.monotonic() - begin < 10
+    leaving.join()
+    door.patience = 0.2
+    held = [door.take()]
+    with pytest.raises(CommunicatorInUse, match="rank 2: another call"):
+        entered(door)
+    door.leave(held.pop())
+    entered(door)
+
+
+def test_who_gives_way_enters_again():
+    door, order = Door(0), []
+    door.patience = 30.0
+    held = [door.take()]
+
+    def other():
+        with door:
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    while not order:
+        door.give_way(held)
+    assert len(held) == 1
+    thread.join()
+    with pytest.raises(IndexError):
+        door.take()
+    door.close("it broke")
+    door.give_way(held)  # nobody can come in
+    assert len(held) == 1
+
+
+def test_who_gives_way_is_told_that_the_door_was_closed():
+    door = Door(1)
+    door.patience = 30.0
+    held = [door.take()]
+    thread = threading.Thread(target=lambda: door.close("it broke") if door.enter_pending() else 0)
+    thread.start()
+    with pytest.raises(CommunicatorBroken, match="rank 1: it broke"):
+        while True:
+            door.give_way(held)
+    thread.join()
+    assert not held

@@ -164,6 +164,19 @@ def test_what_one_thread_waits_for_another_polls(comm, messages):
             assert all((x == (k if messages else k * comm.size)).all() for x in arrays)
 
 
+def test_a_thread_that_ended_leaves_receives_to_the_others(comm):
+    """Long messages arrive in two steps; any wait, such as the sender's, polls the second."""
+    made = comm.split(0)
+    made.timeout = 30
+    sent = made.isend(np.ones(1), made.rank)
+    thread = threading.Thread(target=lambda: made.irecv(np.zeros(1), made.rank).wait())
+    thread.start()
+    thread.join()
+    work = made.irecv(np.zeros(100_000), made.rank)
+    made.isend(np.ones(100_000), made.rank).wait()
+    assert sent.test() and (work.wait() == 1).all()
+
+
 def test_an_interrupt_at_the_entry_leaves_the_door_usable(comm, own):
     """KeyboardInterrupt may strike between the entry and the block that leaves."""
     made, _ = own

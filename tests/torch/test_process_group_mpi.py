@@ -6,6 +6,7 @@ import os
 import queue
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from datetime import timedelta
 import pytest
 
 from mpidist.communicator.communicator import Communicator
-from mpidist.errors import InvalidArgument, InvalidRank, MpidistError
+from mpidist.errors import CommunicatorInUse, InvalidArgument, InvalidRank, MpidistError
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
@@ -786,6 +787,134 @@ def test_exception_of_a_work(place):
     assert isinstance(work.exception(), MpidistError)
     with pytest.raises(Exception, match=f"rank {rank}"):
         work.get_future().wait()
+    dist.barrier()
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+def in_threads(*acts):
+    """Run functions in a thread each; return a function that waits for them, and raises."""
+    failed = []
+
+    def run(act):
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=[act]) for act in acts]
+    for thread in threads:
+        thread.start()
+
+    def joined():
+        for thread in threads:
+            thread.join(2 * SECONDS)
+            assert not thread.is_alive()
+        for error in failed:
+            raise error
+
+    return joined
+
+
+def test_threads_share_a_group(place):
+    """Sends and receives, short and long, beside each other and beside collectives."""
+    rank, size = place
+    need(size, 2)
+    right, left = (rank + 1) % size, (rank - 1) % size
+
+    def exchange(tag):
+        for k in range(30):
+            x = torch.zeros(100_000 if (k + tag) % 7 == 0 else 5)
+            if (rank + tag) % size:
+                dist.recv(x, left, tag=tag)
+                dist.send(torch.full_like(x, 100 * tag + k), right, tag=tag)
+            else:
+                dist.send(torch.full_like(x, 100 * tag + k), right, tag=tag)
+                dist.recv(x, left, tag=tag)
+            assert (x == 100 * tag + k).all()
+
+    joined = in_threads(*(lambda tag=tag: exchange(tag) for tag in range(4)))
+    for k in range(60):
+        x = torch.ones(3)
+        work = dist.all_reduce(x, async_op=k % 3 == 0)
+        assert (work is None or work.wait()) and (x == size).all()
+    joined()
+    dist.barrier()
+
+
+def test_a_receive_waits_in_a_thread_beside_sends(place):
+    """What the thread waits for comes after many more messages of the main thread."""
+    rank, size = place
+    need(size, 2)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (3, 100_000):
+        last = torch.zeros(count)
+        joined = in_threads(lambda last=last: dist.recv(last, left, tag=77))
+        for k in range(10):
+            x = torch.zeros(count)
+            receive = dist.irecv(x, left, tag=k)
+            dist.send(torch.full((count,), float(k)), right, tag=k)
+            assert receive.wait() and (x == k).all()
+        assert (last == 0).all()
+        dist.barrier()
+        dist.send(torch.ones(count), right, tag=77)
+        joined()
+        assert (last == 1).all()
+    dist.barrier()
+
+
+def test_two_threads_wait_for_one_receive(place):
+    """Both return when the tensor has the message; nothing is written to it afterwards."""
+    rank, size = place
+    need(size, 2)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for k in range(20):
+        x = torch.zeros(1000, 2)[:, 0]  # received elsewhere, and copied
+        receive = dist.irecv(x, left, tag=k)
+        joined = in_threads(receive.wait)
+        send = dist.isend(torch.full((1000,), float(k)), right, tag=k)
+        assert receive.wait() and (x == k).all() and send.wait()
+        x.fill_(-1)
+        joined()
+        assert (x == -1).all()
+    dist.barrier()
+
+
+def test_a_refused_wait_loses_no_message(place):
+    """A signal handler that interrupts the wait is refused; the message still comes."""
+    rank, size = place
+    need(size, 2)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    x, refused = torch.zeros(3), []
+    receive = dist.irecv(x, left, tag=5)
+
+    def handler(*_):
+        try:
+            receive.wait()
+        except CommunicatorInUse as error:
+            refused.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        main = threading.get_ident()
+
+        def strike():
+            until = time.monotonic() + SECONDS
+            while not refused and time.monotonic() < until:
+                time.sleep(0.02)
+                signal.pthread_kill(main, signal.SIGUSR1)
+            dist.send(torch.ones(3), right, tag=5)
+
+        joined = in_threads(strike)
+        assert receive.wait() and (x == 1).all()
+        joined()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert refused
+    for text in refused:
+        assert f"rank {rank}: " in text and " inside " in text, text
+        assert text.count(os.path.basename(__file__)) == 2, text  # both places
     dist.barrier()
 
 
