@@ -136,7 +136,8 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
         return op
     if not callable(op):
         raise InvalidArgument(
-            f"op={op!r}: expected one of {', '.join(OPS)}, an Op or a function f(a, b)"
+            f"op={op!r}: expected one of {', '.join(OPS)}, a numpy ufunc, or Op(function, "
+            "commute=True or False) of a function f(a, b)"
         )
     if isinstance(op, np.ufunc):
         if op in UFUNCS and commute is not False:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch, CommunicationError, Unsupported
+from ..errors import CollectiveMismatch, CommunicationError, ConfigError, Unsupported
+from ..topology import RANKS_PER_NODE
 from . import memory_file, rendezvous
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
@@ -156,6 +157,8 @@ class MpiBackend(Backend):
         cores_here = os.sched_getaffinity(0)
         # Until the ranks and cores of this node are known.
         self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
+        if not own:
+            self._check_alike(os.environ.get(RANKS_PER_NODE, "").strip())
         first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
         self.board, firsts, cores = self._make_board(first)
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
@@ -174,6 +177,21 @@ class MpiBackend(Backend):
         self._begun = 0
         self.vendor, version = MPI.get_vendor()
         self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
+
+    def _check_alike(self, ranks_per_node: str) -> None:
+        """Raise ConfigError, on all ranks, if the environments tell of different nodes.
+
+        They decide which messages come next: ranks that differ would wait for each other for ever.
+        """
+        told = self.everyone(ranks_per_node)
+        other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+        if other is not None:
+            self.comm.Free()
+            this, first = (f"={t!r}" if t else " not set" for t in (told[other], told[0]))
+            raise ConfigError(
+                f"rank {other}: {RANKS_PER_NODE}{this}, but{first} on rank 0: expected the same "
+                "on all ranks"
+            )
 
     def _first_here(self) -> int:
         """Return the lowest rank on this node, which MPI determines; collective."""

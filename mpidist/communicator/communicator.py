@@ -35,7 +35,7 @@ from ..gpu.service import GpuService
 from ..operations import Op, find_op
 from ..schedule.registry import SYMMETRIC
 from ..selection.choose import Candidate, Candidates, choose
-from ..selection.config import CollectiveConfig
+from ..selection.config import CollectiveConfig, switch
 from ..selection.estimates import Calibration, Estimates
 from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
@@ -45,6 +45,7 @@ from ..trace import Served
 from .explain import example_call
 from .tracing import Traced, Tracing
 
+DEBUG = "MPIDIST_DEBUG"
 P = ParamSpec("P")
 _NOTHING = np.empty(0, np.uint8)  # the data of a barrier
 
@@ -175,9 +176,7 @@ class Communicator:
         }
         self._service.chooser.estimates = self._estimates(calibrate)
         self._service.chooser.estimates.tell(backend.rank)
-        self._debug = (
-            os.environ.get("MPIDIST_DEBUG", "0") not in ("", "0") if debug is None else debug
-        )
+        self._debug = bool(switch(DEBUG)) if debug is None else debug
         self._gpu_service: GpuService | None = None
         self.rank, self.size = backend.rank, backend.size
         self.name, self.parts = "world", WeakSet()  # type: str, WeakSet[Communicator]

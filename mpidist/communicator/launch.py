@@ -17,11 +17,11 @@ from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
 from ..engine.work import UNSET
 from ..errors import CommunicatorBroken, ConfigError, InvalidArgument, LaunchError
-from ..selection.config import CollectiveConfig, misspelt
+from ..selection.config import CollectiveConfig, misspelt, switch
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
 from ..topology import pretended_hosts
-from .communicator import Communicator
+from .communicator import DEBUG, Communicator
 from .failure import describe
 from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, tell_run
 from .logs import set_up_log
@@ -30,7 +30,7 @@ from .tracing import stop_at_exit
 if TYPE_CHECKING:  # importing it starts MPI
     from ..backends.mpi import MpiBackend
 
-VARIABLE, TRACE = "MPIDIST_TUNING", "MPIDIST_TRACE"
+VARIABLE, TRACE, GPU = "MPIDIST_TUNING", "MPIDIST_TRACE", "MPIDIST_GPU"
 
 
 def share_tuning(
@@ -120,7 +120,7 @@ def init(
         Communicator of the ranks; by default ``MPI.COMM_WORLD``.  It is duplicated, never used
         itself.  With it, each call returns a new communicator, which is not the default one.
     segment_bytes, window, debug
-        See :class:`Communicator`.
+        See :class:`Communicator`; those of rank 0 are used on every rank.
     tuning : path or TuningTable, optional
         A file of ``mpidist tune``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads it for all.
     calibrate : bool, optional
@@ -160,7 +160,13 @@ def init(
         config = config.replace(timeout=timeout)
     asked = calibrate_from_environment(os.environ)
     calibrate = calibrate if asked is None else asked
+    if debug is None:
+        debug = bool(switch(DEBUG, os.environ))
     least_bytes(os.environ)  # an invalid value is reported here, not in the first collective
+    if any(name.startswith(GPU) for name in os.environ):
+        from ..gpu.executors import check_environment
+
+        check_environment(os.environ)
     mpi = start_mpi(thread_level or "multiple")
     world = mpi.COMM_WORLD if comm is None else comm
     check_launch(mpi.COMM_WORLD.Get_size(), os.environ)

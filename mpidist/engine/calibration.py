@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends.base import Backend
-from ..errors import CollectiveTimeout, ConfigError
+from ..errors import CollectiveTimeout
 from ..measure import Messenger, add_cost, median, ping_pong
 from ..schedule.registry import Groups
+from ..selection.config import switch
 from ..selection.estimates import Calibration
 from ..topology import Topology
 
@@ -182,10 +183,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
     ConfigError
         If it is neither 0 nor 1.
     """
-    text = environ.get(VARIABLE, "").strip()
-    if text not in ("", "0", "1"):
-        raise ConfigError(f"{VARIABLE}={text!r}: expected 0 or 1")
-    return text == "1" if text else None
+    return switch(VARIABLE, environ)
 
 
 def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) -> Calibration:

@@ -20,8 +20,8 @@ from ..device.array import DeviceArray
 from ..device.base import Device
 from ..engine.programs import Bound
 from ..engine.service import Service
-from ..errors import ConfigError
 from ..schedule.registry import Choice
+from ..selection.config import switch
 from .executor import LIBRARIES, GpuExecutor
 
 
@@ -172,17 +172,15 @@ def detect(library: MpiLibrary, environ: Mapping[str, str] = os.environ) -> Awar
     the environment variable without which Intel's and Cray's libraries reject GPU addresses;
     ``MPIX_GPU_query_support``; ``MPIX_Query_cuda_support``.
     """
-    text = environ.get(VARIABLE, "").strip()
-    if text:
-        if text not in ("0", "1"):
-            raise ConfigError(f"{VARIABLE}={text!r}: expected 0 or 1")
-        return Awareness(YES if text == "1" else NO, f"{VARIABLE}={text}")
+    aware = switch(VARIABLE, environ)
+    if aware is not None:
+        return Awareness(YES if aware else NO, f"{VARIABLE}={aware:d}")
     name = f"{library.vendor} {'.'.join(map(str, library.version))}"
     if any(kind.strip().startswith("cuda") for kind in library.kinds.split(",")):
         return Awareness(YES, f"{name}: mpi_memory_alloc_kinds has cuda ({library.kinds})")
-    switch = _SWITCHES.get(library.vendor)
-    if switch is not None and environ.get(switch, "0") in ("", "0"):
-        return Awareness(NO, f"{name} takes GPU addresses only with {switch}=1")
+    needed = _SWITCHES.get(library.vendor)
+    if needed is not None and environ.get(needed, "0") in ("", "0"):
+        return Awareness(NO, f"{name} takes GPU addresses only with {needed}=1")
     return _query(library, name)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
+from ..selection.config import switch
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
 from .cuda_aware import VARIABLE as AWARE
@@ -71,6 +72,13 @@ def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"{CHUNK}={text!r}: expected a whole number of bytes >= 1")
     return int(text)
+
+
+def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError for a variable ``MPIDIST_GPU…`` with a value that is not allowed."""
+    chunk_bytes(environ)
+    forced_executor(environ)
+    switch(AWARE, environ)
 
 
 VARIABLE = "MPIDIST_GPU"

@@ -372,6 +372,20 @@ class CollectiveConfig(Steering):
             raise ConfigError(f"{error} (from the environment: {names})") from None
 
 
+def switch(variable: str, environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Return the setting of a variable of the environment that is 0 or 1; None if it is unset.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither.
+    """
+    text = environ.get(variable, "").strip()
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{variable}={text!r}: expected 0 or 1")
+    return text == "1" if text else None
+
+
 FIELDS = tuple(f.name for f in dataclasses.fields(CollectiveConfig) if f.init)
 """Names of the fields that a user can set."""
 

@@ -1,12 +1,16 @@
 """Bad input under MPI: a clear error, no hang, and the next call is right."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from mpidist import Op
 from mpidist.communicator.simulation import run_simulated
 from mpidist.errors import CollectiveMismatch, InvalidArgument
-from tests.support.jobs import each_mpi, job, said
+from mpidist.operations import find_op
+from tests.support import processes
+from tests.support.jobs import LIMIT, each_mpi, job, said
 
 
 @each_mpi
@@ -52,6 +56,59 @@ def test_arrays_of_different_length(python, algorithm):
     assert said(finished, "returned") == [], finished.output
 
 
+ON_ONE_RANK = """import os, sys
+from mpi4py import MPI
+rank, name, text = MPI.COMM_WORLD.Get_rank(), *sys.argv[1:]
+if rank == 1:
+    os.environ[name] = text
+import mpidist
+try:
+    comm = mpidist.init(timeout=30)
+    print(f"<{rank}: {comm.debug} {comm.allreduce(1)}>", flush=True)
+except mpidist.ConfigError as error:
+    print(f"<{rank}: {error}>", flush=True)
+"""
+
+
+def set_on_one_rank(python, folder, name, text):
+    """The output of a job in which only rank 1 has a variable of the environment."""
+    (folder / "one.py").write_text(ON_ONE_RANK)
+    words = processes.mpiexec(3, str(folder / "one.py"), name, text, python=python)
+    done = processes.run(words, LIMIT)
+    assert done.status == 0, done.output
+    return done.output
+
+
+@each_mpi
+def test_nodes_that_one_rank_alone_is_told_of(python, tmp_path):
+    said = set_on_one_rank(python, tmp_path, "MPIDIST_RANKS_PER_NODE", "1")
+    text = "rank 1: MPIDIST_RANKS_PER_NODE='1', but not set on rank 0: expected the same"
+    assert [said.count(f"<{rank}: {text}") for rank in range(3)] == [1, 1, 1], said
+
+
+@each_mpi
+def test_debug_on_one_rank(python, tmp_path):
+    """Rank 0's setting is used on every rank."""
+    said = set_on_one_rank(python, tmp_path, "MPIDIST_DEBUG", "1")
+    assert [said.count(f"<{rank}: False 3>") for rank in range(3)] == [1, 1, 1], said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [("MPIDIST_DEBUG", text, "0 or 1") for text in ("nan", "x", "-1")]
+    + [
+        ("MPIDIST_GPU", "x", "one of nccl"),
+        ("MPIDIST_GPU_AWARE", "x", "0 or 1"),
+        ("MPIDIST_GPU_CHUNK_BYTES", "x", "a whole number of bytes >= 1"),
+    ],
+)
+def test_a_variable_that_is_wrong(name, text, allowed):
+    """Also where it would have no effect, as without a GPU."""
+    words = [sys.executable, "-c", "import mpidist; mpidist.init()"]
+    done = processes.run(words, LIMIT, processes.environment(**{name: text}))
+    assert done.status == 1 and f"ConfigError: {name}='{text}': expected {allowed}" in done.output
+
+
 def test_zero_ranks():
     for size in (0, -3):
         with pytest.raises(InvalidArgument, match=f"size={size}: .*>= 1"):
@@ -61,6 +118,8 @@ def test_zero_ranks():
 def test_an_operation_that_is_no_function():
     with pytest.raises(InvalidArgument, match="op function=3: .* function"):
         Op(3)
+    with pytest.raises(InvalidArgument, match=r"op=5: .* or Op\(function, commute=True or False\)"):
+        find_op(5)
 
 
 @each_mpi
