@@ -11,6 +11,8 @@ CUDA ?= 12
 ARGS ?=
 # Pythons of `make test-pythons`: python3.10 and so on from the PATH, else from pyenv.
 PYTHONS ?= 3.10 3.12 3.13
+# Versions of `make test-torches`: the lowest and the newest that the extra `torch` allows.
+TORCHES ?= 2.8.0 2.15.0
 # any: the build of PyTorch that pip finds; cpu: only a build for CPUs, and no PyTorch where pip finds none.
 TORCH ?= any
 # Seed of the random sequences of `make stress`: printed, and the same on every rank, so that a run can be repeated.
@@ -23,7 +25,7 @@ LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(M
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +98,9 @@ gpu-here:
 
 test-torch: $(VENV)/.test  ## torch's own tests of torch.distributed with the backend "mpidist", on 2, 3 and 4 ranks
 	for ranks in 2 3 4; do $(BIN)/python tests/torch/suite.py mpidist $$ranks --check $(ARGS) || exit 1; done
+
+test-torches:  ## a smoke test and torch's own tests with other versions of PyTorch, also builds for CUDA; TORCHES=2.14.1, ARGS="--ranks 3"
+	@$(PYTHON) tests/torches.py '$(TORCHES)' $(ARGS)
 
 test-slurm: $(VENV)/.test $(MPICH_VENV)/.test  ## jobs of a real Slurm on emulated nodes, the long ones too; needs root, slurm-wlm
 	MPIDIST_TEST_SLURM=long $(LAUNCH) slurm $(ARGS)

@@ -40,6 +40,13 @@ def make(clone, *arguments):
     return done.stdout.replace("\\\n", " ").splitlines()
 
 
+def test_the_pytorchs_are_the_ends_of_what_the_extra_allows():
+    lowest, newest = re.search(r"^TORCHES \?= (\S+) (\S+)$", MAKEFILE, re.MULTILINE).groups()
+    text = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    floor, major, cap = re.search(r"torch>=([\d.]+),<(\d+)\.(\d+)$", text, re.MULTILINE).groups()
+    assert lowest == f"{floor}.0" and newest.startswith(f"{major}.{int(cap) - 1}.")
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_alone(clone, target):
     parser = configparser.ConfigParser()
