@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..communicator.communicator import check_communicator
-from ..errors import CheckpointError, InvalidArgument, MpidistError
+from ..errors import (
+    CheckpointError,
+    CollectiveMismatch,
+    CommunicationError,
+    InvalidArgument,
+    MpidistError,
+)
+from ..foreign import shown
 from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid
@@ -109,19 +116,27 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            On every rank, if any rank could not write or has a value that cannot be saved, or if
-            a state that is not in `per_rank` differs between ranks; the message names the file
-            or the value, such as ``model/0.weight``, and the ranks.
+            On every rank, if any rank could not write or has a value that cannot be saved, if
+            a state that is not in `per_rank` differs between ranks, or if an argument is invalid
+            on some ranks; the message names the file or the value, such as ``model/0.weight``, and
+            the ranks.
+        InvalidArgument
+            If an argument is invalid on every rank.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidArgument(
-                f"rank {self._comm.rank}: step={step!r}: expected a whole number >= 0"
-            )
-        objects, own = self._declared(per_rank, objects)
-        divided = {name: self._division(value, name in own) for name, value in objects.items()}
+        divided: dict[str, tuple[str, int] | None] = {}
         leaves: dict[str, Leaf] = {}
         alone: set[str] = set()  # paths that only this rank has
+        joined: dict[str, Any] = {}
         rank, size = self._comm.rank, self._comm.size
+
+        def declare() -> tuple[Any, Any]:
+            nonlocal objects
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise InvalidArgument(f"rank {rank}: step={step!r}: expected a whole number >= 0")
+            objects, own = self._declared(per_rank, objects)
+            divided.update((name, self._division(v, name in own)) for name, v in objects.items())
+            by_name = sorted((name, by) for name, by in divided.items() if by)
+            return (step, sorted(objects)), by_name
 
         def gather() -> dict[str, str]:
             trees = {}
@@ -140,13 +155,18 @@ class Checkpoint:
         def describe() -> dict[str, Entry]:
             return {path: _entry(leaf, path not in alone) for path, leaf in leaves.items()}
 
-        self._same("save(step, names)", (step, sorted(objects)))
-        self._same("save(per_rank)", sorted((name, by) for name, by in divided.items() if by))
+        def compare() -> str:
+            nonlocal joined
+            joined, wrong = _compare(trees, tables)
+            return wrong
+
+        declared = self._agree("save", declare, alike=True, first=True)
+        self._same("save(step, names)", [named for named, _ in declared])
+        self._same("save(per_rank)", [by_name for _, by_name in declared])
         trees = self._agree("save", gather)
         tables = self._agree("save", describe)
         # On rank 0 only: comparing parses the trees of every rank.
-        joined, wrong = ({}, "") if rank else _compare(trees, tables)
-        wrong = self._comm.broadcast_object(wrong)
+        wrong = self._agree("save", lambda: "" if rank else compare())[0]
         if wrong:
             raise CheckpointError(f"rank {rank}: save: {wrong}")
         made = self._agree("save", lambda: rank or files.make_folder(self.folder, str(step)))[0]
@@ -178,9 +198,11 @@ class Checkpoint:
             twice = sorted(set(per_rank) & set(objects))
             if twice:
                 raise InvalidArgument(f"{where}: {', '.join(twice)} is also given by keyword")
+            if not all(isinstance(name, str) for name in per_rank):
+                raise InvalidArgument(f"{where}: expected names that are strings")
             return {**objects, **per_rank}, set(per_rank)
-        names = {per_rank} if isinstance(per_rank, str) else set(per_rank)
-        if not names <= set(objects):
+        names = _names(per_rank)
+        if names is None or not names <= set(objects):
             raise InvalidArgument(
                 f"{where}: expected names of saved objects ({', '.join(objects)}), or a mapping "
                 "of names to objects"
@@ -253,28 +275,42 @@ class Checkpoint:
         ------
         CheckpointError
             On every rank, if the checkpoint does not exist or is damaged, has no state of a given
-            name, or has a state saved per rank or stage for another number of ranks or stages.
+            name, or has a state saved per rank or stage for another number of ranks or stages; and
+            if an object raises something on some ranks, or an argument is invalid on some.
         InvalidArgument
-            If an argument is invalid, or the state of a ZeroOptimizer is for another object.
+            If an argument is invalid on every rank, or the state of a ZeroOptimizer is for another
+            object.  What an object raises on every rank is raised as it is.
         """
         rank, size = self._comm.rank, self._comm.size
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise InvalidArgument(
-                f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the highest"
-            )
-        for name, value in objects.items():
-            if not callable(getattr(value, "load_state_dict", None)) and source_of(value) is None:
+        skipped: set[str] = set()
+
+        def check_arguments() -> None:
+            if step is not None and (
+                isinstance(step, bool) or not isinstance(step, int) or step < 0
+            ):
                 raise InvalidArgument(
-                    f"rank {rank}: load: {name} has type {type(value).__name__}: expected an "
-                    "object with load_state_dict(), or a random number generator; other states are "
-                    "returned by load()"
+                    f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the "
+                    "highest"
                 )
-        skipped = {skip} if isinstance(skip, str) else set(skip)
-        if skipped & set(objects):
-            raise InvalidArgument(
-                f"rank {rank}: load: skip={skip!r}: {', '.join(sorted(skipped & set(objects)))} is "
-                "also given as an object to load"
-            )
+            for name, value in objects.items():
+                loads = callable(getattr(value, "load_state_dict", None))
+                if not loads and source_of(value) is None:
+                    raise InvalidArgument(
+                        f"rank {rank}: load: {name} has type {type(value).__name__}: expected an "
+                        "object with load_state_dict(), or a random number generator; other states "
+                        "are returned by load()"
+                    )
+            names = _names(skip)
+            if names is None:
+                raise InvalidArgument(f"rank {rank}: load: skip={skip!r}: expected names of states")
+            if names & set(objects):
+                raise InvalidArgument(
+                    f"rank {rank}: load: skip={skip!r}: {', '.join(sorted(names & set(objects)))} "
+                    "is also given as an object to load"
+                )
+            skipped.update(names)
+
+        self._agree("load", check_arguments, alike=True, first=True)
         path = self._agree("load", lambda: None if rank else self._find(step))[0]
         if path is None:
             return None
@@ -317,26 +353,7 @@ class Checkpoint:
                 if name not in objects:
                     loaded[name] = manifest.state(name, path, True, keys[name])
 
-        failed: list[Exception] = []
-
-        def try_to() -> str:
-            try:
-                restore()
-            except Exception as error:
-                failed.append(error)
-                return type(error).__name__
-            return ""
-
-        kinds = self._comm.allgather_object(try_to())
-        if failed and len(set(kinds)) == 1 and not isinstance(failed[0], CheckpointError):
-            raise failed[0]  # alike on all ranks
-
-        def tell() -> None:
-            if failed:
-                raise failed[0]
-
-        if any(kinds):
-            self._agree("load", tell)
+        self._agree("load", restore, alike=True)
         return {**loaded, "step": manifest.step}
 
     def _mine(self, name: str, divided: tuple[str, int] | None) -> int | None:
@@ -379,12 +396,8 @@ class Checkpoint:
         named = [(path, _NAME.fullmatch(path.name)) for path in entries]
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
-    def _same(self, what: str, mine: Any) -> None:
-        """Raise CheckpointError on every rank if `mine` is not equal on all ranks; collective.
-
-        `what` begins the message.
-        """
-        every = self._comm.allgather_object(mine)
+    def _same(self, what: str, every: list[Any]) -> None:
+        """Raise CheckpointError unless the ranks' values are equal; `what` begins the message."""
         for rank, other in enumerate(every):
             if other != every[0]:
                 raise CheckpointError(
@@ -392,27 +405,71 @@ class Checkpoint:
                     f"{every[0]}; expected the same on all ranks"
                 )
 
-    def _agree(self, what: str, act: Callable[[], Any]) -> list[Any]:
+    def _agree(
+        self, what: str, act: Callable[[], Any], alike: bool = False, first: bool = False
+    ) -> list[Any]:
         """Call `act` on every rank and return the results of all ranks, in order; collective.
 
         If it raises on any rank, CheckpointError is raised on every rank; `what` begins the
-        message.
+        message.  With `alike`, an error of the same class on every rank is raised as it is.
+        `first` is whether other ranks may be in another call than this one's.
         """
         result, wrong, mine = None, "", None
         try:
             result = act()
         except Exception as error:  # whatever it is: the others must not wait for this rank
-            wrong = f"{type(error).__name__}: {error}"
-            mine = None if isinstance(error, MpidistError) else error  # that says it all
-        found = self._comm.allgather_object((result, wrong))
+            wrong, mine = _told(error), error
+        cause = None if isinstance(mine, MpidistError) else mine  # that says it all
+        where = f"rank {self._comm.rank}: {what}"
+        try:
+            found = self._tell((result, wrong), not first or mine is not None)
+        except CommunicationError as lost:
+            if mine is None:
+                raise
+            raise CheckpointError(
+                f"{where}: {wrong}; the other ranks could not be told: {lost}"
+            ) from cause
+        kinds = {text.partition(":")[0] for _, text in found}
+        if alike and mine and len(kinds) == 1 and not isinstance(mine, CheckpointError):
+            raise mine
         ranks: dict[str, list[str]] = {}
         for rank, (_, text) in enumerate(found):
             if text:
                 ranks.setdefault(text, []).append(str(rank))
         if ranks:
             errors = [f"on rank {', '.join(those)}: {text}" for text, those in ranks.items()]
-            raise CheckpointError(f"rank {self._comm.rank}: {what}: {'; '.join(errors)}") from mine
+            raise CheckpointError(f"{where}: {'; '.join(errors)}") from cause
         return [value for value, _ in found]
+
+    def _tell(self, mine: tuple[Any, str], again: bool) -> list[tuple[Any, str]]:
+        """Return what the ranks tell each other; collective.
+
+        A state of the user may call collectives itself.  Where it does not on some ranks, or raises
+        before, this call meets that one: both are refused, and all ranks come here `again`.
+        """
+        try:
+            return self._comm.allgather_object(mine)
+        except CollectiveMismatch:
+            if not again:
+                raise
+            return self._comm.allgather_object(mine)
+
+
+def _told(error: Exception) -> str:
+    """Return the class and text of an error, which may be of the user's own."""
+    try:
+        text = str(error)
+    except Exception:  # the user's code again
+        text = "its text cannot be had"
+    return shown(f"{type(error).__name__}: {text}")
+
+
+def _names(given: Any) -> set[str] | None:
+    """Return one name or several as a set; None if they are no names."""
+    try:
+        return {given} if isinstance(given, str) else set(given)
+    except TypeError:
+        return None
 
 
 def _compare(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mpidist import CheckpointError, CollectiveConfig, run_simulated
+from mpidist.checkpoint import checkpoint
 from mpidist.frameworks.base import dtype_name
 from mpidist.parallel import Checkpoint
 from tests.support import checkpoint_cases as cases
@@ -221,28 +222,16 @@ def test_forged_checkpoints_are_refused(tmp_path):
     assert loads_or_is_refused(tmp_path, file, lambda tree: None) != "refused"
 
 
-def test_an_error_of_one_rank_is_known_on_all(tmp_path):
-    """What a state of the user raises on one rank is CheckpointError on all."""
+def test_an_error_in_comparing_is_known_on_all(tmp_path, monkeypatch):
+    """Rank 0 alone compares the states, which takes the memory of all of them."""
 
-    class Model:
-        def __init__(self, comm, where):
-            self.comm, self.where = comm, where
+    def compare(*_):
+        raise MemoryError("no room")
 
-        def state_dict(self):
-            if self.where == "save" and self.comm.rank == 1:
-                raise RuntimeError("no state on rank 1")
-            return {"w": np.ones(3)}
-
-        def load_state_dict(self, state):
-            if self.where == "load" and self.comm.rank == 1:
-                raise KeyError("no key on rank 1")
+    monkeypatch.setattr(checkpoint, "_compare", compare)
 
     def act(comm):
-        checkpoint = Checkpoint(tmp_path, comm)
-        with pytest.raises(CheckpointError, match="on rank 1: RuntimeError: no state"):
-            checkpoint.save(1, model=Model(comm, "save"))
-        checkpoint.save(1, model=Model(comm, ""))
-        with pytest.raises(CheckpointError, match="on rank 1: KeyError: .*no key"):
-            checkpoint.load(model=Model(comm, "load"))
+        with pytest.raises(CheckpointError, match="on rank 0: MemoryError: no room"):
+            Checkpoint(tmp_path, comm).save(1, w=1)
 
     run_simulated(3, act)

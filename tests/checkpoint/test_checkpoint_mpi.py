@@ -15,3 +15,9 @@ def test_checkpoint(comm, case, tmp_path):
 @pytest.mark.parametrize("kit", KITS)
 def test_a_resumed_run_has_the_same_bits(comm, kit, zero, tmp_path):
     checkpoint_cases.a_resumed_run_has_the_same_bits(comm, kit, tmp_path, "adam", zero)
+
+
+@pytest.mark.parametrize("where", ("save", "load"))
+@pytest.mark.parametrize("meets", checkpoint_cases.MEETINGS)
+def test_a_state_that_calls_collectives_on_some_ranks(comm, meets, where, tmp_path):
+    checkpoint_cases.a_collective_of_some_states_is_an_error_on_all(comm, tmp_path, meets, where)

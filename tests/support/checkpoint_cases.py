@@ -6,13 +6,14 @@ import math
 import os
 import random
 import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpidist.checkpoint.format import Divided, Part
-from mpidist.errors import CheckpointError, InvalidArgument
+from mpidist.errors import CheckpointError, CommunicatorInUse, InvalidArgument
 from mpidist.frameworks.base import find_dtype
 from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, shard
@@ -863,7 +864,114 @@ def the_manifest_is_json(comm, folder):
     assert found["half"].dtype == np.float16
 
 
+class Faulty:
+    """Saves and loads two arrays; before, it does something in one of both."""
+
+    def __init__(self, where, act):
+        self.where, self.act = where, act
+
+    def state_dict(self):
+        if self.where == "save":
+            self.act()
+        return {"w": np.ones(30_000)}
+
+    def load_state_dict(self, _):
+        if self.where == "load":
+            self.act()
+
+
+class Untold(Exception):
+    """Has no text, and cannot be pickled."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    def __reduce__(self):
+        raise RuntimeError("no pickle")
+
+
+class Property:
+    @property
+    def state_dict(self):
+        raise KeyError("property")
+
+    load_state_dict = state_dict
+
+
+def errors_of_one_rank_are_known_on_all(comm, folder):
+    """Soon, as CheckpointError, whatever they are; and the communicator stays in step."""
+    checkpoint, last = Checkpoint(same_folder(comm, folder), comm), comm.rank == comm.size - 1
+    several = comm.size > 1  # what all ranks raise is raised as it is
+    checkpoint.save(0, model=Faulty("", None))
+
+    def refused(match, error, act):
+        begun = time.monotonic()
+        with pytest.raises(CheckpointError if several else error, match=match):
+            act()
+        assert time.monotonic() - begun < 10  # mostly a few milliseconds; no deadline passes
+        assert comm.allreduce(1) == comm.size
+
+    errors = (
+        RuntimeError("one"),
+        MemoryError("all"),
+        OSError("\ud800"),
+        Untold(),
+        CommunicatorInUse("x"),
+    )
+    for error in errors:
+
+        def act(error=error):
+            if last:
+                raise error
+
+        said = rf"on rank {comm.size - 1}: {type(error).__name__}" if several else "."
+        faulty = {where: Faulty(where, act) for where in ("save", "load")}
+        with pytest.raises(CheckpointError, match=type(error).__name__):
+            checkpoint.save(1, model=faulty["save"])
+        if several or not isinstance(error, Untold):  # whose text pytest would want
+            refused(said, type(error), lambda f=faulty["load"]: checkpoint.load(model=f))
+    one = Property() if last else Faulty("", None)
+    refused("property", KeyError, lambda: checkpoint.save(1, model=one))
+    refused("property", KeyError, lambda: checkpoint.load(model=one))
+    wrong = [{"step": "x"}, {"per_rank": 5}, {"per_rank": {5: 1}}, {"per_rank": {"model": 1}}]
+    for options in wrong:
+        given = {"step": 1, **(options if last else {})}
+        word = re.escape(next(iter(options)))
+        refused(word, InvalidArgument, lambda g=given: checkpoint.save(**g, model=1))
+    for options in ({"step": -1}, {"skip": 7}, {"skip": "model", "model": Faulty("", None)}):
+        given = options if last else {}
+        word = next(iter(options))
+        refused(word, InvalidArgument, lambda g=given: checkpoint.load(**g))
+    assert checkpoint.steps() == [0]
+
+
+MEETINGS = ("raises before", "calls one more")
+
+
+def a_collective_of_some_states_is_an_error_on_all(comm, folder, meets, where):
+    """The collective meets one of the checkpoint, which all ranks repeat to tell the error."""
+    last = comm.rank == comm.size - 1
+
+    def act():
+        if last and meets == "raises before":
+            raise RuntimeError("early")
+        if last or meets == "raises before":
+            comm.allreduce(np.ones(50_000))
+
+    checkpoint = Checkpoint(same_folder(comm, folder), comm)
+    checkpoint.save(0, model=Faulty("", None))
+    model, begun = Faulty(where, act), time.monotonic()
+    if comm.size == 1:
+        return
+    words = "RuntimeError: early" if meets == "raises before" else "CollectiveMismatch"
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.save(1, model=model) if where == "save" else checkpoint.load(model=model)
+    assert time.monotonic() - begun < 10
+    assert comm.allreduce(1) == comm.size
+
+
 CASES = [
+    errors_of_one_rank_are_known_on_all,
     arrays_that_are_not_their_memory_are_refused,
     save_before_the_first_step,
     damage_is_found_on_every_rank,
