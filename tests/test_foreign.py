@@ -158,9 +158,9 @@ class Kind:
 
 
 KINDS = {
-    "results": Kind(result_file, use_results, InvalidArgument, 0.3),
-    "tuning": Kind(tuning_file, use_tuning, ConfigError, 0.25),
-    "configuration": Kind(config_file, use_config, ConfigError, 0.2),
+    "results": Kind(result_file, use_results, InvalidArgument, 0.4),
+    "tuning": Kind(tuning_file, use_tuning, ConfigError, 0.35),
+    "configuration": Kind(config_file, use_config, ConfigError, 0.25),
     "trace": Kind((EXAMPLES / "pipeline_trace.json").read_bytes, use_trace, InvalidArgument, 0.15),
     "knobs": Kind(knobs_file, use_knobs, InvalidArgument, 0.1),
 }
