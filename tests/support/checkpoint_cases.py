@@ -962,7 +962,7 @@ def a_collective_of_some_states_is_an_error_on_all(comm, folder, meets, where):
     checkpoint.save(0, model=Faulty("", None))
     model, begun = Faulty(where, act), time.monotonic()
     if comm.size == 1:
-        return
+        pytest.skip("needs at least 2 ranks")
     words = "RuntimeError: early" if meets == "raises before" else "CollectiveMismatch"
     with pytest.raises(CheckpointError, match=words):
         checkpoint.save(1, model=model) if where == "save" else checkpoint.load(model=model)
