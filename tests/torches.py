@@ -61,7 +61,7 @@ def stand_in(lib: Path) -> list[str]:
     known = output("/sbin/ldconfig", "-p")
     missing = sorted(n for n in needed - {path.name for path in own} if f"\t{n} " not in known)
     symbols = sorted(name for name in undefined.keys() - defined if SYMBOL.match(name))
-    rest = next((name for name in missing if "cudart" in name), "")  # of what has no version
+    rest = missing[0] if missing else ""  # of what has no version: any of them will do
     for library in missing:
         code, script = ASSEMBLY, ""
         mine = {s: undefined[s] for s in symbols if origins.get(undefined[s], rest) == library}
