@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import faulthandler
 import math
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CommunicatorBroken, CommunicatorInUse
 from .call_site import PACKAGE, WITHIN
@@ -168,63 +171,48 @@ class Door:
         CommunicatorInUse
             If another thread is inside, or this one; it names both places.
         """
-        # Whoever was inside may leave meanwhile; then nobody is seen inside, and the token is back.
-        frame = sys._getframe(1)
+        call = self._refuse_within(sys._getframe(1))
         if self.patience != 0:
-            self._refuse_beside_another(frame, threads=False)
             token = self._await(self.patience)
             if token is not None:
                 return token
+        me = threading.current_thread().name
+        # Whoever was inside may leave meanwhile; then nobody is seen inside, and the token is back.
         for _ in range(_LOOKS):
-            self._refuse_beside_another(frame)
+            others = _calls_of_other_threads()
+            self.check()
             try:
                 return self.take()
             except IndexError:
+                if others:
+                    raise CommunicatorInUse(
+                        f"rank {self._rank}: {call} was called in thread {me!r} while "
+                        f"{' or '.join(others)} of the same communicator, which serves one call at "
+                        "a time: give each thread a communicator of its own (comm.split(0)), or "
+                        "make all calls in one thread"
+                    ) from None
                 time.sleep(_NAP_SECONDS)
         raise CommunicatorInUse(
             f"rank {self._rank}: another call of the same communicator has not ended"
         ) from None
 
-    def _refuse_beside_another(self, frame: FrameType, threads: bool = True) -> None:
-        """Raise if the door is closed or somebody is inside; `frame` is the caller's.
-
-        Without `threads`, only if this thread is inside.
-        """
+    def _refuse_within(self, frame: FrameType) -> str:
+        """Raise if the door is closed or this thread is inside; return the call of `frame`."""
         self.check()
-        mine = list(_outwards(frame))
-        me = threading.get_ident()
-        # My own frames up to the first of the user are this refused call's.
-        own = next((i for i, frame in enumerate(mine) if not _within(frame)), len(mine))
-        what, where = _name(mine[:own]), _place(mine[own:])
-        inside = self._call_inside(mine[own:])
-        if inside:
-            raise CommunicatorInUse(
-                f"rank {self._rank}: {what} ({where}) was called inside {inside} of the same "
-                "communicator: what interrupts a call (an operation of your own, a signal "
-                "handler, a hook, __del__) must not call the communicator; set a flag, and make "
-                "the call afterwards"
-            ) from None
-        if not threads:
-            return
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, other in sys._current_frames().items():
-            inside = "" if ident == me else self._call_inside(list(_outwards(other)))
-            if inside:
+        frames = list(_outwards(frame))
+        places = [Place(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+        # The frames up to the first of the user are this refused call's.
+        own = next((i for i, place in enumerate(places) if not place.within), len(places))
+        call = _call(places)
+        for i, place in enumerate(places[own:], own):
+            if place.within and self._serves(frames[i]):
                 raise CommunicatorInUse(
-                    f"rank {self._rank}: {what} ({where}) was called in thread {names.get(me)!r} "
-                    f"while thread {names.get(ident)!r} is in {inside} of the same communicator, "
-                    "which serves one call at a time: give each thread a communicator of its own "
-                    "(comm.split(0)), or make all calls in one thread"
+                    f"rank {self._rank}: {call} was called inside {_call(places[i:])} of the same "
+                    "communicator: what interrupts a call (an operation of your own, a signal "
+                    "handler, a hook, __del__) must not call the communicator; set a flag, and "
+                    "make the call afterwards"
                 ) from None
-
-    def _call_inside(self, frames: list[FrameType]) -> str:
-        """Return the call that holds this door, and where it was made; "" if none of `frames`."""
-        for i, frame in enumerate(frames):
-            if not _within(frame) or not self._serves(frame):
-                continue
-            last = next((j for j in range(i, len(frames)) if not _within(frames[j])), len(frames))
-            return f"{_name(frames[i:last])} ({_place(frames[last:])})"
-        return ""
+        return call
 
     def _serves(self, frame: FrameType) -> bool:
         """Return whether a frame of the package works for this door's communicator."""
@@ -260,8 +248,17 @@ def forked_from() -> str:
     return _forked_from
 
 
-def _within(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
+class Place(NamedTuple):
+    """A frame of a stack: the file, the line, the function."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def within(self) -> bool:
+        """Whether the file is of this package."""
+        return self.file.startswith(PACKAGE)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -270,19 +267,50 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _name(frames: list[FrameType]) -> str:
-    """Return the name of the outermost function, the one that the user called."""
-    if not frames:
-        return "a call"
-    collective = frames[-1].f_locals.get("collective")  # of communicator.begun
-    name = getattr(collective, "__name__", None)
-    return f"i{name}" if name else frames[-1].f_code.co_name
+def _call(places: list[Place]) -> str:
+    """Return "NAME (FILE:LINE)" of a call, from its frames outwards.
+
+    The name is that of the package's outermost function, which the user called; the place is that
+    of the innermost frame which is the user's, not a library's wrapper.
+    """
+    until = next((i for i, place in enumerate(places) if not place.within), len(places))
+    names = [place.function for place in places[:until]]
+    name = names[-1] if names else "a call"
+    if names[-1:] == ["begin"]:  # of communicator.begun
+        name = f"i{names[-2]}"
+    user = next((place for place in places[until:] if not WITHIN[place.file]), None)
+    return f"{name} ({'?' if user is None else f'{user.file}:{user.line}'})"
 
 
-def _place(frames: list[FrameType]) -> str:
-    """Return "FILE:LINE" of the innermost frame that is the user's, not a library's wrapper."""
-    frame = next((f for f in frames if not WITHIN[f.f_code.co_filename]), None)
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_INSIDE = tuple(f"{PACKAGE}{room}{os.sep}" for room in ("communicator", "engine", "gpu"))
+_NOT_INSIDE = (__file__, f"{PACKAGE}engine{os.sep}watchdog.py")
+
+
+def _calls_of_other_threads() -> list[str]:
+    """Return "thread NAME is in CALL" of each other thread that is in a communicator, any one.
+
+    faulthandler writes the stacks at once.  Where Python code walks from frame to frame, the thread
+    goes on meanwhile, and CPython 3.11 reads freed memory: a crash in one of 600 refusals.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        _, *stacks = _THREAD.split(file.read())
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    calls = []
+    for ident, stack in zip(stacks[::2], stacks[1::2]):
+        thread = int(ident, 16)
+        places = [Place(file, int(line), name) for file, line, name in _FRAME.findall(stack)]
+        # Innermost in this file is who waits to enter.
+        if not places or thread == threading.get_ident() or places[0].file in _NOT_INSIDE:
+            continue
+        inside = (i for i, place in enumerate(places) if place.file.startswith(_INSIDE))
+        first = next(inside, None)
+        if first is not None and places[first].file not in _NOT_INSIDE:
+            calls.append(f"thread {names.get(thread)!r} is in {_call(places[first:])}")
+    return calls
 
 
 # -- processes ------------------------------------------------------------------------------------

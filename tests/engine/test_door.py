@@ -1,12 +1,15 @@
 """What a forked child does at its end is nothing to the job of its parent."""
 
+import re
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mpidist
 from mpidist.engine.door import Door
 from mpidist.errors import CommunicatorBroken, CommunicatorInUse
 from tests.support.processes import environment, run
@@ -34,10 +37,48 @@ def test_a_caller_whose_holder_leaves_meanwhile_takes_its_place(monkeypatch):
     """Else a third caller would find the token, and two be inside."""
     door = Door(0)
     token = door.take()
-    monkeypatch.setattr(sys, "_current_frames", lambda: door.leave(token) or {})
+    found = "_calls_of_other_threads"
+    monkeypatch.setattr(f"mpidist.engine.door.{found}", lambda: door.leave(token) or ["thread 1"])
     assert door.take_or_refuse() is token
     with pytest.raises(IndexError):
         door.take()
+
+
+def test_threads_are_named_with_their_calls_but_not_those_that_wait_to_enter():
+    def inside(comm):
+        made, told, named = comm.split(0), threading.Event(), []
+
+        def slow(a, b):
+            told.set()
+            time.sleep(0.3)
+            return a + b
+
+        def call():
+            made.allreduce(np.ones(3), op=mpidist.Op(slow, commute=True))
+
+        def refused():
+            with pytest.raises(CommunicatorInUse) as error:
+                made.barrier()
+            named.append(str(error.value))
+
+        threads = [threading.Thread(target=call, name="inside")]
+        threads += [threading.Thread(target=refused, name=f"outside {k}") for k in range(3)]
+        threads[0].start()
+        assert told.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return named
+
+    for named in mpidist.run_simulated(2, inside):
+        assert len(named) == 3
+        for k, text in enumerate(sorted(named)):
+            call = (
+                rf"barrier \(.*test_door.py:\d+\) was called in thread 'outside {k}' while thread"
+            )
+            assert re.search(rf"{call} 'inside' is in allreduce \(.*test_door.py:\d+\)", text), text
+            assert text.count("outside") == 1
 
 
 def test_a_caller_that_is_not_found_is_not_taken_for_one_that_left():
