@@ -89,14 +89,13 @@ def started(
 
     `boxes` copies its output, and with ``MPIDIST_FULL_TRACEBACK`` holds nothing back.
     """
-    pipe = subprocess.PIPE
     try:
         launcher = subprocess.Popen(
             command,
             env=environ,
             stdin=stdin,
-            stdout=pipe,
-            stderr=pipe,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             bufsize=0,
             preexec_fn=preexec,
         )

@@ -1,4 +1,4 @@
-"""What a forked child does at its end is nothing to the job of its parent."""
+"""Who may enter a door and who is refused; a forked child's end is nothing to its parent's job."""
 
 import re
 import sys
