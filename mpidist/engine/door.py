@@ -186,10 +186,10 @@ class Door:
             except IndexError:
                 if others:
                     raise CommunicatorInUse(
-                        f"rank {self._rank}: {call} was called in thread {me!r} while "
-                        f"{' or '.join(others)} of the same communicator, which serves one call at "
-                        "a time: give each thread a communicator of its own (comm.split(0)), or "
-                        "make all calls in one thread"
+                        f"rank {self._rank}: {call} was called in thread {me!r} while thread "
+                        f"{' or thread '.join(others)} of the same communicator, which serves one "
+                        "call at a time: give each thread a communicator of its own "
+                        "(comm.split(0)), or make all calls in one thread"
                     ) from None
                 time.sleep(_NAP_SECONDS)
         raise CommunicatorInUse(
@@ -289,7 +289,7 @@ _NOT_INSIDE = (__file__, f"{PACKAGE}engine{os.sep}watchdog.py")
 
 
 def _calls_of_other_threads() -> list[str]:
-    """Return "thread NAME is in CALL" of each other thread that is in a communicator, any one.
+    """Return "NAME is in CALL" of each other thread that is in a communicator, any one.
 
     faulthandler writes the stacks at once.  Where Python code walks from frame to frame, the thread
     goes on meanwhile, and CPython 3.11 reads freed memory: a crash in one of 600 refusals.
@@ -309,7 +309,7 @@ def _calls_of_other_threads() -> list[str]:
         inside = (i for i, place in enumerate(places) if place.file.startswith(_INSIDE))
         first = next(inside, None)
         if first is not None and places[first].file not in _NOT_INSIDE:
-            calls.append(f"thread {names.get(thread)!r} is in {_call(places[first:])}")
+            calls.append(f"{names.get(thread)!r} is in {_call(places[first:])}")
     return calls
 
 
