@@ -69,7 +69,7 @@ def format_size(nbytes: int) -> str:
 def round_size(nbytes: int) -> str:
     """Return a number of bytes as text, rounded to three digits: ``"653K"``."""
     exact = format_size(nbytes)
-    if not exact.isdigit() or nbytes < UNITS["K"]:
+    if not exact.isdecimal() or nbytes < UNITS["K"]:
         return exact
     unit = next((u for u in ("G", "M") if nbytes >= 999.5 * UNITS[u] / 1024), "K")
     return f"{nbytes / UNITS[unit]:.3g}{unit}"

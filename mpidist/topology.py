@@ -73,10 +73,8 @@ class Topology:
         """
         pretended = environ.get(RANKS_PER_NODE, "").strip()
         if pretended:
-            if not pretended.isdigit() or int(pretended) == 0:
-                raise ConfigError(
-                    f"rank {rank}: {RANKS_PER_NODE}={pretended!r}: expected a whole number > 0"
-                )
+            if not pretended.isdecimal() or int(pretended) == 0:
+                raise ConfigError(f"{RANKS_PER_NODE}={pretended!r}: expected a whole number > 0")
             hosts = [r // int(pretended) for r in range(len(hosts))]
         nodes: dict[Hashable, list[int]] = {}
         for r, host in enumerate(hosts):

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch, CommunicationError, ConfigError, Unsupported
-from ..topology import RANKS_PER_NODE
+from ..errors import CollectiveMismatch, CommunicationError, Unsupported
 from . import memory_file, rendezvous
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
@@ -129,8 +128,9 @@ class MpiBackend(Backend):
     ----------
     comm : MPI.Intracomm
         The communicator, which is duplicated and not used itself.
-    hosts : sequence, optional
+    hosts : sequence or callable, optional
         A key per rank; ranks with equal keys share a node.  By default MPI determines the nodes.
+        Or a function ``hosts(backend)`` that returns them, or None; messages can be used in it.
     own : bool
         Whether `comm` is used itself, and freed by `close`, instead of a duplicate.
 
@@ -146,7 +146,11 @@ class MpiBackend(Backend):
     piece_bytes = MAX_MESSAGE_BYTES
 
     def __init__(
-        self, comm: MPI.Intracomm, hosts: Sequence[object] | None = None, *, own: bool = False
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[object] | Callable[[MpiBackend], Sequence[object] | None] | None = None,
+        *,
+        own: bool = False,
     ):
         self.comm = comm if own else comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -157,8 +161,8 @@ class MpiBackend(Backend):
         cores_here = os.sched_getaffinity(0)
         # Until the ranks and cores of this node are known.
         self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
-        if not own:
-            self._check_alike(os.environ.get(RANKS_PER_NODE, "").strip())
+        if callable(hosts):
+            hosts = hosts(self)
         first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
         self.board, firsts, cores = self._make_board(first)
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
@@ -177,21 +181,6 @@ class MpiBackend(Backend):
         self._begun = 0
         self.vendor, version = MPI.get_vendor()
         self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
-
-    def _check_alike(self, ranks_per_node: str) -> None:
-        """Raise ConfigError, on all ranks, if the environments tell of different nodes.
-
-        They decide which messages come next: ranks that differ would wait for each other for ever.
-        """
-        told = self.everyone(ranks_per_node)
-        other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
-        if other is not None:
-            self.comm.Free()
-            this, first = (f"={t!r}" if t else " not set" for t in (told[other], told[0]))
-            raise ConfigError(
-                f"rank {other}: {RANKS_PER_NODE}{this}, but{first} on rank 0: expected the same "
-                "on all ranks"
-            )
 
     def _first_here(self) -> int:
         """Return the lowest rank on this node, which MPI determines; collective."""

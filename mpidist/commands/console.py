@@ -39,7 +39,7 @@ def make_console(stderr: bool = False) -> Console:
     if launched_rank():
         return Console(quiet=True)
     width = os.environ.get(TERMINAL, "")
-    if width.isdigit() or launched_rank() is not None:
+    if width.isdecimal() or launched_rank() is not None:
         columns = int(width or 0)
     else:
         here = Console(stderr=stderr)

@@ -127,7 +127,7 @@ class Duration(Parsed):
         """Return the seconds; raise InvalidArgument for another form."""
         unit = text[-1:] if text[-1:] in self.units else "s"
         number = text.removesuffix(unit)
-        if not number.replace(".", "", 1).isdigit() or float(number) == 0:
+        if not number.replace(".", "", 1).isdecimal() or float(number) == 0:
             raise InvalidArgument(
                 f"invalid duration {text!r}: expected a positive number with s, m or h, such as "
                 "60s or 2m"
@@ -148,7 +148,7 @@ class IntegerRanges(Parsed):
         numbers: list[int] = []
         for part in text.split(","):
             first, dash, last = part.strip().partition("-")
-            if not first.isdigit() or (dash and not last.isdigit()):
+            if not first.isdecimal() or (dash and not last.isdecimal()):
                 raise InvalidArgument(
                     f"{text!r}: expected whole numbers and ranges of them, such as 5, 2,3,7 or 1-33"
                 )

@@ -6,21 +6,22 @@ import atexit
 import ctypes
 import logging
 import os
+import pickle
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..backends.board import Board
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
 from ..engine.work import UNSET
-from ..errors import CommunicatorBroken, ConfigError, InvalidArgument, LaunchError
+from ..errors import CommunicatorBroken, ConfigError, InvalidArgument, LaunchError, MpidistError
 from ..selection.config import CollectiveConfig, misspelt, switch
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
-from ..topology import pretended_hosts
+from ..topology import RANKS_PER_NODE, pretended_hosts
 from .communicator import DEBUG, Communicator
 from .failure import describe
 from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, tell_run
@@ -33,40 +34,16 @@ if TYPE_CHECKING:  # importing it starts MPI
 VARIABLE, TRACE, GPU = "MPIDIST_TUNING", "MPIDIST_TRACE", "MPIDIST_GPU"
 
 
-def share_tuning(
-    backend: MpiBackend, given: Any, environ: Mapping[str, str] = os.environ
-) -> TuningTable | None:
-    """Return the tuning table of rank 0 on every rank, or None without one; collective.
+def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Read the tuning table that the user chose; return its JSON document and source, or "" twice.
 
-    Parameters
-    ----------
-    backend : MpiBackend
-        Backend of the communicator; closed on every rank if rank 0 cannot read the table.
-    given : path, TuningTable or None
-        The argument `tuning` of :func:`init`; that of rank 0 counts.
-    environ : mapping
-        The environment: ``MPIDIST_TUNING`` overrides the argument, and ``none`` means no table.
+    `given` is the argument `tuning` of :func:`init`; ``MPIDIST_TUNING`` in `environ` overrides it,
+    and ``none`` there means no table.  `source` says where the table is from.
 
     Raises
     ------
     ConfigError
-        On every rank alike, if rank 0 cannot read it.
-    """
-    found: tuple[str, str, str] = ("", "", "")
-    if backend.rank == 0:
-        found = _read(given, environ)
-    error, text, source = backend.everyone(found)[0]
-    if error:
-        backend.close()
-        raise ConfigError(f"rank 0: {error}")
-    return TuningTable.from_json(text, source) if text else None
-
-
-def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Read the tuning table that the user chose; return (error, JSON document, source).
-
-    `source` says where the table is from.  Without a table all three are ""; with an error, the
-    other two are.
+        If it cannot be read.
     """
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
@@ -74,16 +51,16 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str, str]:
         given = None if variable.lower() == "none" else variable
     try:
         if given is None:
-            return "", "", ""
+            return "", ""
         if isinstance(given, (str, os.PathLike)):
             if not variable:
                 argument = "tuning"  # the error names the path
             given = TuningTable.load(given)
         if not isinstance(given, TuningTable):
-            return f"{argument}: expected a path or a TuningTable", "", ""
-        return "", given.to_json(), given.source
+            raise ConfigError("expected a path or a TuningTable")
+        return given.to_json(), given.source
     except ConfigError as error:
-        return f"{argument}: {error}", "", ""
+        raise ConfigError(f"{argument}: {error}") from None
 
 
 log = logging.getLogger("mpidist")
@@ -133,8 +110,8 @@ def init(
         If `thread_level` is unknown; if another argument but `comm` is given while the default
         communicator is in use.
     ConfigError
-        On every rank, if rank 0 cannot read the tuning table; MPI stays usable.
-        Or if a variable of the environment has a value that is not allowed.
+        On every rank, if a variable of the environment has a value that is not allowed on one of
+        them, or rank 0 cannot read the tuning table; MPI stays usable.
     LaunchError
         If the launcher started N processes but MPI sees one, MPI provides a lower thread level, or
         mpi4py cannot load an MPI library.
@@ -142,7 +119,7 @@ def init(
     global _default
     if _default is not None and _default.broken is None and comm is None:
         if thread_level is not None:
-            start_mpi(thread_level)
+            check_thread_level(start_mpi(thread_level), thread_level)
         given = (config, segment_bytes, window, debug, tuning, calibrate)
         if timeout is not UNSET or any(value is not None for value in given):
             raise InvalidArgument(
@@ -155,43 +132,103 @@ def init(
             f"init: this process ({os.getpid()}) was forked from {forked_from()}, a rank of a job: "
             "MPI cannot be used in it; start processes by spawn or forkserver, or by mpidist run"
         )
-    config = CollectiveConfig.from_environment(os.environ, config)
-    if timeout is not UNSET:
-        config = config.replace(timeout=timeout)
-    asked = calibrate_from_environment(os.environ)
-    calibrate = calibrate if asked is None else asked
-    if debug is None:
-        debug = bool(switch(DEBUG, os.environ))
-    least_bytes(os.environ)  # an invalid value is reported here, not in the first collective
-    if any(name.startswith(GPU) for name in os.environ):
-        from ..gpu.executors import check_environment
-
-        check_environment(os.environ)
     mpi = start_mpi(thread_level or "multiple")
     world = mpi.COMM_WORLD if comm is None else comm
-    check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
-    set_up_log(world.Get_rank())
-    for sentence in misspelt(os.environ) if world.Get_rank() == 0 else ():
-        log.warning("%s", sentence)
+    rank, size = world.Get_rank(), world.Get_size()
+
+    def settings() -> _Settings:
+        check_thread_level(mpi, thread_level or "multiple")
+        check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
+        set_up_log(rank)
+        chosen = CollectiveConfig.from_environment(os.environ, config)
+        if timeout is not UNSET:
+            chosen = chosen.replace(timeout=timeout)
+        asked = calibrate_from_environment(os.environ)
+        least_bytes(os.environ)  # an invalid value is reported here, not in the first collective
+        if any(name.startswith(GPU) for name in os.environ):
+            from ..gpu.executors import check_environment
+
+            check_environment(os.environ)
+        options: dict[str, Any] = {
+            "debug": bool(switch(DEBUG, os.environ)) if debug is None else debug,
+            "calibrate": calibrate if asked is None else asked,
+        }
+        pipelining = {"segment_bytes": segment_bytes, "window": window}
+        options.update({k: v for k, v in pipelining.items() if v is not None})
+        pretended_hosts(size, os.environ)
+        table = _read(tuning, os.environ) if rank == 0 else ("", "")
+        return _Settings(chosen, options, table, os.environ.get(TRACE, "").strip())
+
     from ..backends.mpi import MpiBackend, take_name_away
 
-    backend = MpiBackend(world, pretended_hosts(world.Get_size(), os.environ))
+    agreed: list[_Settings] = []
+
+    def nodes(backend: MpiBackend) -> Sequence[object] | None:
+        agreed.append(_agree(backend, settings))
+        return pretended_hosts(size, os.environ)
+
+    backend = MpiBackend(world, nodes)
+    (of_rank_0,) = agreed
+    for sentence in misspelt(os.environ) if rank == 0 else ():
+        log.warning("%s", sentence)
     if comm is None and backend.library.startswith("MPICH "):
         take_name_away()
-    table = share_tuning(backend, tuning, os.environ)
-    pipelining = {"segment_bytes": segment_bytes, "window": window}
-    options: dict[str, Any] = {k: v for k, v in pipelining.items() if v is not None}
-    options["debug"] = debug
-    options["calibrate"] = calibrate
-    path = os.environ.get(TRACE, "").strip()
-    config, options, path = backend.everyone((config, options, path))[0]
-    made = Communicator(backend, config, tuning=table, **options)
+    text, source = of_rank_0.tuning
+    table = TuningTable.from_json(text, source) if text else None
+    made = Communicator(backend, of_rank_0.config, tuning=table, **of_rank_0.options)
+    path = of_rank_0.trace
     if comm is None:
         _default = made
         _end_together()
         if path:
             made.trace(path)
     return made
+
+
+class _Settings(NamedTuple):
+    """What the arguments and the environment say; rank 0's are used on every rank."""
+
+    config: CollectiveConfig
+    options: dict[str, Any]
+    tuning: tuple[str, str]
+    trace: str
+
+
+def _agree(backend: MpiBackend, settings: Callable[[], _Settings]) -> _Settings:
+    """Return rank 0's settings, or raise on every rank if one of them has an error; collective.
+
+    A rank that raised alone would leave the others in the set-up, which has no deadline.  The nodes
+    decide which messages come next, so that ranks which differ there would wait as well.
+    """
+    mine: Exception | None = None
+    packed, nodes = b"", os.environ.get(RANKS_PER_NODE, "").strip()
+    try:
+        found = settings()
+        if backend.rank == 0:
+            packed = pickle.dumps(found)
+    except Exception as error:
+        mine = error
+    kinds = (ConfigError, InvalidArgument, LaunchError, MpidistError)
+    kind = next((k for k in kinds if isinstance(mine, k)), LaunchError)
+    text = str(mine) if isinstance(mine, MpidistError) else f"{type(mine).__name__}: {mine}"
+    told = backend.everyone((mine is not None and (kind, text), nodes, packed))
+    errors = [error for error, *_ in told]
+    odd = next((rank for rank, (_, this, _) in enumerate(told) if this != told[0][1]), None)
+    if any(errors) or odd is not None:
+        backend.comm.Free()
+    if mine is not None and errors == errors[:1] * len(errors):
+        raise mine
+    for rank, failed in enumerate(errors):
+        if failed:
+            kind, text = failed
+            raise kind(f"rank {rank}: {text}") from mine
+    if odd is not None:
+        here, first = (f"={text!r}" if text else " not set" for _, text, _ in (told[odd], told[0]))
+        raise ConfigError(
+            f"rank {odd}: {RANKS_PER_NODE}{here}, but{first} on rank 0: expected the same on all "
+            "ranks"
+        )
+    return pickle.loads(told[0][2])
 
 
 def get_communicator() -> Communicator:
@@ -205,14 +242,13 @@ def started() -> Communicator | None:
 
 
 def start_mpi(thread_level: str) -> Any:
-    """Import mpi4py's MPI, which starts it, and check the thread level."""
-    if thread_level not in LEVELS:
-        raise InvalidArgument(f"thread_level={thread_level!r}: expected one of {', '.join(LEVELS)}")
+    """Import mpi4py's MPI, which starts it with this thread level, if it is known."""
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.thread_level = thread_level
+        if thread_level in LEVELS:
+            mpi4py.rc.thread_level = thread_level
         tell_run(STARTING)
     try:
         from mpi4py import MPI
@@ -221,15 +257,21 @@ def start_mpi(thread_level: str) -> Any:
         raise missing_library(reason) from None
     give_back_signal()
     tell_run(STARTED)
-    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
-    have = MPI.Query_thread()
+    return MPI
+
+
+def check_thread_level(mpi: Any, thread_level: str) -> None:
+    """Raise InvalidArgument for a name that is unknown, LaunchError for more than MPI provides."""
+    if thread_level not in LEVELS:
+        raise InvalidArgument(f"thread_level={thread_level!r}: expected one of {', '.join(LEVELS)}")
+    have = mpi.Query_thread()  # MPI's levels are ordered, but their numbers are each library's own
+    levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
     if have < levels[LEVELS.index(thread_level)]:
         raise LaunchError(
             f"thread_level={thread_level!r}, but MPI provides only "
             f"{LEVELS[levels.index(have)]!r}: pass "
             "that, or start mpidist before anything else starts MPI"
         )
-    return MPI
 
 
 def missing_library(reason: str) -> LaunchError:
@@ -277,7 +319,7 @@ def check_launch(size: int, environ: Mapping[str, str]) -> None:
     if size > 1:
         return
     own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-    reported = {name: int(environ[name]) for name in own if environ.get(name, "").isdigit()}
+    reported = {name: int(environ[name]) for name in own if environ.get(name, "").isdecimal()}
     name = max(reported, key=lambda n: reported[n], default="")
     if not name or reported[name] < 2 or (name.startswith("SLURM") and len(reported) > 1):
         return

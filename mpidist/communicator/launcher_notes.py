@@ -25,7 +25,7 @@ OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank that an MPI launcher gave to this process; None if none started it."""
-    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdigit()), None)
+    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdecimal()), None)
 
 
 def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:

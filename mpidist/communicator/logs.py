@@ -33,7 +33,7 @@ def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     wanted = environ.get(RANKS, "").strip() or "0"
     if level and level not in LEVELS:
         raise ConfigError(f"{LEVEL}={level!r}: expected one of {', '.join(LEVELS)}")
-    if wanted != "all" and not all(part.strip().isdigit() for part in wanted.split(",")):
+    if wanted != "all" and not all(part.strip().isdecimal() for part in wanted.split(",")):
         raise ConfigError(f"{RANKS}={wanted!r}: expected all, or ranks such as 0 or 0,3")
     log = logging.getLogger("mpidist")
     while _handlers:

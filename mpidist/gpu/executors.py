@@ -69,7 +69,7 @@ def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{CHUNK}={text!r}: expected a whole number of bytes >= 1")
     return int(text)
 

@@ -96,13 +96,13 @@ def per_node(text: str) -> tuple[int, ...]:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def in_step(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether srun started this process; False in a batch script or the shell of salloc."""
     step = environ.get("SLURM_STEP_ID", "")
-    return step.isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+    return step.isdecimal() and "SLURM_STEP_NUM_TASKS" in environ
 
 
 ANSWER_SECONDS = 5.0  # after which a default is taken in place of SLURM's answer
@@ -143,12 +143,12 @@ def whole_job(
     on_node = facts.get("NtasksPerN:B:S:C", "0").partition(":")[0]
     if "NumTasks" not in facts:
         on_node = environ.get("SLURM_NTASKS_PER_NODE", "")
-    if on_node.isdigit() and int(on_node):
+    if on_node.isdecimal() and int(on_node):
         return replace(allocation, tasks=(int(on_node),) * allocation.nodes)
     count, each = (facts.get(name, "") for name in ("NumTasks", "CPUs/Task"))
-    if not count.isdigit() or not int(count):
+    if not count.isdecimal() or not int(count):
         return allocation
-    share = int(each) if each.isdigit() and int(each) else 1
+    share = int(each) if each.isdecimal() and int(each) else 1
     tasks = [max(1, cpus // share) for cpus in allocation.cpus]
     if sum(tasks) != int(count):  # the CPUs do not tell the layout: as even as possible
         whole, more = divmod(int(count), allocation.nodes)
@@ -191,7 +191,7 @@ def requeue(allocation: SlurmAllocation, most: int) -> None:
         If the job was requeued that often already, or SLURM refuses or does not end the job.
     """
     known = job_facts(allocation.job).get("Restarts", "")  # the environment may be another job's
-    restarts = int(known) if known.isdigit() else allocation.restarts
+    restarts = int(known) if known.isdecimal() else allocation.restarts
     if restarts >= most:
         raise LaunchError(
             f"exit code {os.EX_TEMPFAIL}, but job {allocation.job} was requeued "

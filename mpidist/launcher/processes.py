@@ -146,7 +146,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
     """
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := stat(int(entry))):
+        if entry.isdecimal() and (fields := stat(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
     found, wait = [], [pid]
     while wait:

@@ -43,7 +43,7 @@ CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank that an MPI launcher gave to this process; None if none started it."""
-    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdigit()), None)
+    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdecimal()), None)
 
 
 def connect(address: str) -> socket.socket | None:

@@ -36,4 +36,4 @@ def html_fields(record: Any) -> str:
 
 def _align(cell: object) -> str:
     number = str(cell).replace(",", "").replace(".", "", 1).lstrip("-")
-    return ' style="text-align: right"' if number.isdigit() else ""
+    return ' style="text-align: right"' if number.isdecimal() else ""

@@ -281,7 +281,7 @@ def find(collective: str, name: str) -> Choice:
         return Choice(found)
     if "arity" not in found.uses:
         raise InvalidArgument(f"{collective} algorithm {name!r}: {base} has no arity")
-    if not parameter.isdigit() or int(parameter) < 2:
+    if not parameter.isdecimal() or int(parameter) < 2:
         raise InvalidArgument(
             f"{collective} algorithm {name!r}: arity {parameter!r}: expected a number >= 2"
         )

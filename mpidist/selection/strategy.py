@@ -50,7 +50,7 @@ class Strategy(str):
             return super().__new__(cls, kind)
         if kind != "tree":
             raise ConfigError(f"strategy {text!r}: {kind} has no arity; only tree has one")
-        if not arity.isdigit() or int(arity) < 2:
+        if not arity.isdecimal() or int(arity) < 2:
             raise ConfigError(f"strategy {text!r}: arity {arity!r}: expected a whole number >= 2")
         return super().__new__(cls, f"{kind}:{int(arity)}")
 

@@ -93,6 +93,62 @@ def test_debug_on_one_rank(python, tmp_path):
     assert [said.count(f"<{rank}: False 3>") for rank in range(3)] == [1, 1, 1], said
 
 
+@each_mpi
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("MPIDIST_RANKS_PER_NODE", "x"),
+        ("MPIDIST_DEBUG", "nan"),
+        ("MPIDIST_TIMEOUT", "soon"),
+        ("MPIDIST_CALIBRATE", "x"),
+        ("MPIDIST_STREAM_BYTES", "x"),
+        ("MPIDIST_GPU", "x"),
+        ("MPIDIST_LOG", "x"),
+        ("MPIDIST_LOG_RANKS", "\N{SUPERSCRIPT TWO}"),
+    ],
+)
+def test_a_variable_that_is_wrong_on_one_rank(python, tmp_path, name, text):
+    """Every rank raises it, instead of waiting for the rank that did."""
+    said = set_on_one_rank(python, tmp_path, name, text)
+    expected = f": rank 1: {name}={text!r}: expected "
+    assert [said.count(f"<{rank}{expected}") for rank in range(3)] == [1, 1, 1], said
+
+
+ARGUMENT_ON_ONE_RANK = """from mpi4py import MPI
+import mpidist
+rank = MPI.COMM_WORLD.Get_rank()
+given = {"thread_level": "some"}, {"timeout": -1}, {"config": 3}
+for arguments in given:
+    try:
+        mpidist.init(**(arguments if rank == 1 else {}))
+    except mpidist.MpidistError as error:
+        print(f"<{rank}: {error}>", flush=True)
+try:
+    mpidist.init(debug=(lambda: None) if rank == 0 else None)
+except Exception as error:
+    print(f"<{rank}: debug {error}>", flush=True)
+print(f"<{rank}: {mpidist.init(timeout=30).allreduce(1)}>", flush=True)
+"""
+
+
+@each_mpi
+def test_an_argument_of_init_that_is_wrong_on_one_rank(python, tmp_path):
+    """Every rank raises it, and `init` can be called again."""
+    (tmp_path / "one.py").write_text(ARGUMENT_ON_ONE_RANK)
+    words = processes.mpiexec(3, str(tmp_path / "one.py"), python=python)
+    done = processes.run(words, LIMIT)
+    assert done.status == 0, done.output
+    for rank in range(3):
+        for text in (
+            "rank 1: thread_level='some': ",
+            "rank 1: timeout=-1",
+            "rank 1: ",
+            "debug ",
+            "3>",
+        ):
+            assert f"<{rank}: {text}" in done.output, (rank, text, done.output)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "allowed"),
     [("MPIDIST_DEBUG", text, "0 or 1") for text in ("nan", "x", "-1")]

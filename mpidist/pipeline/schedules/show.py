@@ -160,7 +160,7 @@ class Picture:
         whole = max(panel.timeline.makespan for panel in self.panels)
         figures = [pieces(panel.timeline, columns, whole) for panel in self.panels]
         shown = (text for figure in figures for row in figure for text, kind in row if kind)
-        if any(text[0].isdigit() for text in shown):
+        if any(text[0].isdecimal() for text in shown):
             lines.append(
                 [("A number alone is the microbatch of an action too short for its letter.", "")]
             )
