@@ -21,7 +21,6 @@ from mpidist.pipeline.schedules.trace import read
 from mpidist.schedule import COLLECTIVES, Algorithm, algorithms, prove
 from mpidist.schedule.registry import describe
 from mpidist.schedule.show import svg
-from mpidist.selection.rules import single_copy_range, staged_below
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import command_sections, ranges_table, row, settings_table, shared_table
@@ -216,8 +215,8 @@ def generate(folder: Path) -> None:
     pages = {f"{name}.rst": collective_page(name) for name in COLLECTIVES}
     pages |= {"commands.inc": command_sections(), "settings.inc": settings_table()}
     pages["symmetric.inc"] = shared_table()
-    pages["staged.inc"] = ranges_table(lambda *case: (0, staged_below(*case)))
-    pages["single_copy.inc"] = ranges_table(single_copy_range)
+    pages["staged.inc"] = ranges_table("staged")
+    pages["single_copy.inc"] = ranges_table("single_copy")
     for algorithm in (a for name in COLLECTIVES for a in shipped(name)):
         pages[f"{label(algorithm)}.svg"] = picture(algorithm)
     pages["pipeline_schedules.inc"] = pipeline_sections()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 WIDTH = {"terminal_width": 90, "max_content_width": 90}  # the same wherever the pages are built
 
@@ -50,35 +50,39 @@ def settings_table() -> str:
 
 def shared_table() -> str:
     """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
-    from mpidist.selection.rules import WITH_SYMMETRIC
+    from mpidist.selection.rules import RULES, ranges_of
     from mpidist.shared_memory import NEEDS
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
     lines += row("collective", "what must be symmetric", '``"auto"`` from', "ranks > cores: from")
-    for collective, (least, crowded) in WITH_SYMMETRIC.items():
+    for collective in RULES:
         need = f"``{NEEDS[collective]}``" if collective in NEEDS else "nothing"
-        lines += row(collective, need, _bytes(least), _bytes(crowded))
+        starts = [
+            _bytes(start)
+            for crowded in (False, True)
+            for start, _ in ranges_of("symmetric", collective, "", crowded)
+        ]
+        lines += row(collective, need, *starts)
     return "\n".join(lines) + "\n"
 
 
-def ranges_table(range_of: Callable[[str, str, bool], tuple[float, float]]) -> str:
-    """Give, by collective, the bytes for which "auto" takes a way of private arrays."""
-    from mpidist.schedule import COLLECTIVES
+def ranges_table(executor: str) -> str:
+    """Give, by collective, the bytes for which "auto" takes an executor of private arrays."""
+    from mpidist.selection.rules import RULES, ranges_of
 
     cases = [(library, crowded) for library in ("Open MPI", "MPICH") for crowded in (False, True)]
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 20 20 20 20", ""]
     heads = [library + ", ranks > cores" * crowded for library, crowded in cases]
     lines += row("collective", *heads)
-    for collective in COLLECTIVES:
-        ranges = [range_of(collective, library, crowded) for library, crowded in cases]
-        if any(below > 0 for _, below in ranges):
-            lines += row(collective, *(_range(*found) for found in ranges))
+    for collective in RULES:
+        ranges = [next(ranges_of(executor, collective, *case), None) for case in cases]
+        if any(ranges):
+            shown = ("—" if found is None else _range(*found) for found in ranges)
+            lines += row(collective, *shown)
     return "\n".join(lines) + "\n"
 
 
 def _range(first: float, below: float) -> str:
-    if first >= below:
-        return "—"
     if not first:
         return f"to {_bytes(below)}"
     return (

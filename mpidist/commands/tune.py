@@ -158,7 +158,7 @@ def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
     console = make_console()
     lines = make_table(console, "=collective", "=memory", "from this size on")
     for key, entry in found.table.entries.items():
-        chosen = ", ".join(f"{round_size(first)} {name}" for first, name in entry.choose)
+        chosen = ", ".join(f"{round_size(int(rule.start))} {rule.choose}" for rule in entry.rules)
         lines.add_row(key.collective, key.memory, chosen)
     show(console, lines)
     kept = f"; {len(old.entries)} entries of the existing table" if old is not None else ""

@@ -23,16 +23,7 @@ from ..schedule.registry import (
 )
 from .config import CollectiveConfig
 from .estimates import Estimates, memory_of
-from .rules import (
-    STAGING_BYTES,
-    WITH_NATIVE,
-    WITH_SYMMETRIC,
-    WITHOUT_NATIVE,
-    Rule,
-    levels_for,
-    single_copy_range,
-    staged_below,
-)
+from .rules import ANY, RULES, Place, Rule
 from .tuning import kind_for
 
 AHEAD = 0.9
@@ -73,20 +64,26 @@ def two_level_candidates(
     """
     if len(groups) < 2 or call.uneven_alltoall:
         return None
-    where = call.size, len(groups), crowded
+    place = Place(call.size, len(groups), crowded)
 
-    def fitting(rules: tuple[Rule, ...]) -> list[Choice]:
+    def fitting(rules: list[Rule], place: Place) -> list[Choice]:
         """Return the rules' algorithms that can serve the call; first those whose rule holds."""
-        ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, *where))
-        names = dict.fromkeys(rule.name for rule in ordered if rule.name != NATIVE)
+        ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, place))
+        names = dict.fromkeys(rule.choose for rule in ordered)
         return [choice for name in names if (choice := able(name)) is not None]
 
-    levels = [rule for rule in WITH_NATIVE.get(call.collective, ()) if rule.between_nodes]
-    two, flat = fitting(tuple(levels)), fitting(WITHOUT_NATIVE[call.collective])
+    levels = [rule for rule in RULES[call.collective] if rule.between_nodes]
+    two = fitting(levels, place)
+    flat = fitting(_by_messages(call.collective), replace(place, native=False))
     if not two or not flat:
         return None
-    prior = any(r.name == two[0].name and r.holds(call.nbytes, *where) for r in levels)
+    prior = any(r.choose == two[0].name and r.holds(call.nbytes, place) for r in levels)
     return TwoLevelCandidates(two[0], flat, prior)
+
+
+def _by_messages(collective: str) -> list[Rule]:
+    """Return the rules without a library's collective, which choose algorithms on one level."""
+    return [rule for rule in RULES[collective] if rule.native is False]
 
 
 def by_links(
@@ -121,7 +118,7 @@ def by_links(
     two, (flat, best) = times[0], min(zip(times[1:], flats), key=lambda pair: pair[0])
     flat_name = f"{NATIVE} (as {best.name})" if native else best.name
     if native and found.prior and call.collective != "barrier":
-        meeting = find("barrier", WITHOUT_NATIVE["barrier"][0].name)
+        meeting = find("barrier", _by_messages("barrier")[0].choose)
         flat += (estimates.between_nodes("barrier", [meeting], 0) or [0.0])[0]
     takes_two = two * AHEAD <= flat if found.prior else two <= AHEAD * flat
     pair = [f"{found.two.name} {format_time(two)}", f"{flat_name} {format_time(flat)}"]
@@ -129,9 +126,6 @@ def by_links(
     if estimates.scaled_down:
         why += f" ({estimates.scaled_down})"
     return (found.two if takes_two else None if native else best), why
-
-
-_ANY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -482,29 +476,36 @@ def _tuned(candidates: Candidates, estimates: Estimates | None) -> tuple[Candida
     )
     if entry is None:
         return None, without
-    name, first, above = entry.at(candidates.nbytes)
+    rule = entry.at(candidates.nbytes)
     table = f"tuning table {estimates.table.source}"
     try:
-        reason = candidates.why_not(name)
+        reason = candidates.why_not(rule.choose)
     except UnknownName:
         reason = "that is not registered"
     if reason is not None:
-        return None, f"the {table} names {name}, but {reason}"
-    upto = "on" if above == _ANY else f"to below {_size(above)}"
-    return candidates.taken(name, f"{table}: {name} from {_size(first)} {upto}"), ""
+        return None, f"the {table} names {rule.choose}, but {reason}"
+    return candidates.taken(rule.choose, f"{table}: {rule}"), ""
 
 
 def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     """Return the candidate to use without a tuning table's entry.
 
-    The measured links or the cost model decide, else the shipped rules, those for shared memory
-    first.
+    The measured links or the cost model decide, else the first shipped rule that holds, and whose
+    executor or algorithm can serve the call.
     """
-    shared = _by_shared_memory(candidates)
+    call, means = candidates.call, candidates.means
+    place = Place(call.size, len(means.groups), means.crowded, means.vendor, candidates.can(NATIVE))
+    nbytes = ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
+    holding = (rule for rule in RULES[call.collective] if rule.holds(nbytes, place))
+    rule = next((rule for rule in holding if candidates.can(rule.choose)), None)
+    shared = rule is not None and rule.choose in (SYMMETRIC, STAGED, SINGLE_COPY)
     fastest, missing = (
-        (None, ()) if estimates is None else _predicted(candidates, estimates, shared is None)
+        (None, ()) if estimates is None else _predicted(candidates, estimates, not shared)
     )
-    candidate = fastest or shared or _by_rules(candidates)
+    if fastest is None and rule is not None:
+        fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")
+    none = "nothing that the shipped rules name can serve this call"
+    candidate = fastest or candidates.first(none)
     return replace(candidate, missing=missing) if missing else candidate
 
 
@@ -545,59 +546,9 @@ def _rivals(candidates: Candidates) -> list[Choice]:
     call, means = candidates.call, candidates.means
     if candidates.can(NATIVE) or candidates.can(SYMMETRIC) or call.uneven_alltoall:
         return []
-    names = dict.fromkeys(rule.name for rule in WITHOUT_NATIVE[call.collective])
+    rules = _by_messages(call.collective)
     if len(means.groups) > 1:
-        names |= dict.fromkeys(levels_for(call.collective))
+        rules += [rule for rule in RULES[call.collective] if rule.between_nodes]
+    names = dict.fromkeys(rule.choose for rule in rules)
     able = [choice for name in names if (choice := candidates.algorithm(name)) is not None]
     return able if len(able) > 1 else []
-
-
-def _by_shared_memory(candidates: Candidates) -> Candidate | None:
-    """Return the executor in shared memory that the shipped rules choose, or None."""
-    call, means, nbytes = candidates.call, candidates.means, candidates.nbytes
-    crowd = ", with more ranks than cores" if means.crowded else ""
-    least = WITH_SYMMETRIC[call.collective][means.crowded]
-    if nbytes >= least and candidates.can(SYMMETRIC):
-        since = f"from {_size(least)} on" if least else "at every size"
-        return candidates.taken(SYMMETRIC, f"shipped rule: symmetric {since}{crowd}")
-    below = staged_below(call.collective, means.vendor, means.crowded)
-    if nbytes < below and candidates.can(STAGED):
-        slot = below > STAGING_BYTES
-        upto = f"up to {_size(STAGING_BYTES)}" if slot else f"below {_size(below)}"
-        return candidates.taken(STAGED, f"shipped rule: staged {upto}{crowd}")
-    first, below = single_copy_range(call.collective, means.vendor, means.crowded)
-    if first <= nbytes < below and candidates.can(SINGLE_COPY):
-        since = f"from {_size(first)}" + (f" to below {_size(below)}" if below < _ANY else " on")
-        return candidates.taken(SINGLE_COPY, f"shipped rule: single_copy {since}{crowd}")
-    return None
-
-
-def _by_rules(candidates: Candidates) -> Candidate:
-    """Return the candidate that the shipped rules choose, else the first that can serve.
-
-    It is used for calls that shared memory does not serve.
-    """
-    call, means = candidates.call, candidates.means
-    native = candidates.can(NATIVE)
-    if native and call.collective not in WITH_NATIVE:
-        return candidates.taken(NATIVE, "shipped rule: native at every size")
-    rules = WITH_NATIVE[call.collective] if native else WITHOUT_NATIVE[call.collective]
-    nbytes = _ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
-    where = call.size, len(means.groups), means.crowded
-    for rule in rules:
-        if not rule.holds(nbytes, *where) or not candidates.can(rule.name):
-            continue
-        limit = f"below {_size(rule.below)}" if rule.below < _ANY else "for large buffers"
-        if rule.below == _ANY and not any(
-            other.below < _ANY and other.holds(0, *where) for other in rules
-        ):
-            limit = "at every size"
-        return candidates.taken(rule.name, f"shipped rule: {rule.name} {limit}")
-    return candidates.first("nothing that the shipped rules name can serve this call")
-
-
-def _size(nbytes: float) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes:g} B"

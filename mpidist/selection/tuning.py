@@ -6,8 +6,7 @@ import json
 import math
 import os
 import tempfile
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import RESERVED, find
+from .rules import Rule
 
 PRIVATE, SYMMETRIC = "private", "symmetric"
 MEMORIES = (PRIVATE, SYMMETRIC)
@@ -72,14 +72,14 @@ class TuningEntry:
     ----------
     key : Key
         The communicator and the kind of call.
-    choose : tuple of (int, str)
-        Pairs (bytes from which it is chosen, name of the candidate), ascending from 0 bytes.
+    rules : tuple of Rule
+        The candidates by number of bytes, ascending from 0 bytes, without gaps.
     times : mapping
         ``times[nbytes][name]`` are seconds; candidates that were much slower may be missing.
     """
 
     key: Key
-    choose: tuple[tuple[int, str], ...]
+    rules: tuple[Rule, ...]
     times: Times
 
     @classmethod
@@ -96,17 +96,14 @@ class TuningEntry:
             before, after = chosen[low], chosen[high]
             if before != after:
                 choose.append((_crossing(low, high, before, after, times), after))
-        return cls(key, tuple(choose), times)
+        return cls(key, rules_of(choose), times)
 
-    def at(self, nbytes: int) -> tuple[str, int, float]:
-        """Return the candidate for `nbytes`, and from and below how many bytes it is chosen.
+    def at(self, nbytes: int) -> Rule:
+        """Return the rule for `nbytes`.
 
-        Beyond the smallest and largest measured size it is that of the nearest one; the last upper
-        bound is infinity.
+        Beyond the smallest and largest measured size it is that of the nearest one.
         """
-        index = bisect_right([first for first, _ in self.choose], nbytes) - 1
-        above = self.choose[index + 1][0] if index + 1 < len(self.choose) else math.inf
-        return self.choose[index][1], self.choose[index][0], above
+        return next(rule for rule in self.rules if nbytes < rule.below)
 
     def seconds(self, candidate: str, nbytes: int) -> float | None:
         """Return the time of a candidate in seconds, interpolated on logarithmic axes.
@@ -124,6 +121,12 @@ class TuningEntry:
                 part = math.log(nbytes / max(low, 1)) / math.log(high / max(low, 1))
                 return first * (second / first) ** part
         return None
+
+
+def rules_of(chosen: Sequence[tuple[int, str]]) -> tuple[Rule, ...]:
+    """Return the rules of pairs (bytes from which it is chosen, name), ascending from 0 bytes."""
+    ends = [first for first, _ in chosen[1:]]
+    return tuple(Rule(name, at, end) for (at, name), end in zip(chosen, [*ends, math.inf]))
 
 
 def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int:
@@ -254,7 +257,7 @@ def _write(entry: TuningEntry) -> dict[str, Any]:
         "kind": key.kind,
         "collective": key.collective,
         "memory": key.memory,
-        "choose": [{"from": first, "algorithm": name} for first, name in entry.choose],
+        "choose": [{"from": rule.start, "algorithm": rule.choose} for rule in entry.rules],
         "times_us": {
             str(size): {
                 candidate: float(f"{seconds * 1e6:.5g}") for candidate, seconds in times.items()
@@ -289,7 +292,7 @@ def _read(entry: Any, where: str) -> TuningEntry:
         raise ConfigError(f"{where}: expected sizes of 0 bytes to less than 2**63")
     for _, candidate in choose:
         _check_name(key.collective, candidate, where)
-    return TuningEntry(key, choose, times)
+    return TuningEntry(key, rules_of(choose), times)
 
 
 def _read_key(entry: dict[str, Any], where: str) -> Key:

@@ -30,10 +30,10 @@ from ..backends.waiting import SPINS
 from ..calls.arrays import address, owner, view_at
 from ..errors import InvalidArgument
 from ..schedule.unrolled import SLOTS
-from ..selection.rules import STAGING_BYTES
 from .barrier import BarrierLines
 
 PAGE = 4096
+STAGING_BYTES = 2 << 20  # size of each of the two slots of a rank
 _SKEW = 5 * 64  # a rank's part begins at another place in its page than the part before it
 
 

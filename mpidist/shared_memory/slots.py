@@ -26,8 +26,7 @@ from ..calls.call import Call
 from ..errors import Unsupported
 from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
-from ..selection.rules import STAGING_BYTES
-from .heap import Heap, Location
+from .heap import STAGING_BYTES, Heap, Location
 from .in_place import NO_HEAP, SharedMemory, assemble
 from .kernel import Body, combine, combine_all, one_shot, pieces_of, slices_of, unowned
 

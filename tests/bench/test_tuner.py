@@ -15,6 +15,7 @@ from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, score, summarise, verify
 from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune
 from mpidist.commands.options import Duration
+from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import TuningTable
 
 WAYS = ("binomial", "linear", "tree:2", "tree:4")
@@ -173,7 +174,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
     for entry in table.entries.values():
         assert entry.key.library == "simulated" and entry.key.ranks_per_node == (2,)
     entry = next(e for k, e in table.entries.items() if k.collective == "reduce")
-    assert set(entry.times[8]) >= set(WAYS) and entry.choose[0][0] == 0
+    assert set(entry.times[8]) >= set(WAYS) and entry.rules[0].start == 0
 
     def check(comm):
         found = verify(comm, TuningSettings(["reduce"], between([8, 1024]), "float32", 20.0))
@@ -182,7 +183,7 @@ def test_tune_and_verify_on_simulated_ranks(tmp_path):
     (regrets, wrong), other = run_simulated(2, check, tuning=table)
     assert (regrets, wrong) == other and not wrong
     assert [nbytes for nbytes, _, _ in regrets] == [8, 92, 1024]
-    assert regrets[0][1] == entry.at(8)[0]
+    assert regrets[0][1] == entry.at(8).choose
 
 
 def test_stopping_keeps_what_was_measured():
@@ -212,7 +213,7 @@ def test_wrong_results_are_not_chosen(monkeypatch):
     settings = TuningSettings(["gather"], [8], "float32", 1.0)
     found = run_simulated(2, lambda comm: tune(comm, settings, {}))[0]
     (entry,) = found.table.entries.values()
-    assert found.wrong == ["gather binomial 8 B"] and entry.choose == ((0, "linear"),)
+    assert found.wrong == ["gather binomial 8 B"] and entry.rules == (Rule("linear"),)
 
 
 def test_every_collective_in_every_memory_is_counted(monkeypatch):

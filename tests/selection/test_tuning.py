@@ -2,10 +2,10 @@
 
 import json
 import logging
-import math
 import os
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,8 +19,9 @@ from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
 from mpidist.selection.choose import Candidates, Means, choose, why_not
 from mpidist.selection.estimates import MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.rules import Rule
 from mpidist.selection.segmentation import Segmentation
-from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for
+from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for, rules_of
 
 KEY = Key("simulated", (4,), "float", "allreduce", "private")
 TIMES = {
@@ -73,7 +74,7 @@ def test_round_trip(tmp_path):
     second = TuningTable.load(path)
     assert second.source == str(path)
     (one,), (other,) = first.entries.values(), second.entries.values()
-    assert one.key == other.key and one.choose == other.choose
+    assert one.key == other.key and one.rules == other.rules
     for size, at in one.times.items():
         assert other.times[size] == pytest.approx(at)
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"], "nothing is left beside it"
@@ -135,10 +136,10 @@ def test_bad_files(tmp_path):
 
 def test_merged():
     other = Key("simulated", (2,), "float", "allreduce", "private")
-    old = TuningTable([*table().entries.values(), TuningEntry(other, ((0, "ring"),), {})])
+    old = TuningTable([*table().entries.values(), TuningEntry(other, rules_of([(0, "ring")]), {})])
     new = old.merged(table({64: "linear"}))
-    assert new.find(other).at(1)[0] == "ring"
-    assert new.find(KEY).at(1 << 20)[0] == "linear"
+    assert new.find(other).at(1).choose == "ring"
+    assert new.find(KEY).at(1 << 20).choose == "linear"
 
 
 # -- looking up ------------------------------------------------------------------------------------
@@ -147,24 +148,24 @@ def test_merged():
 def test_the_way_changes_where_the_times_cross():
     entry = table().find(KEY)
     # tree leads by 4 at 64 bytes, ring by 4 at 1024: they are even in the middle, 256 bytes.
-    assert entry.choose == ((0, "tree:4"), (256, "ring"))
-    assert entry.at(0) == ("tree:4", 0, 256)
-    assert entry.at(255)[0] == "tree:4" and entry.at(256) == ("ring", 256, math.inf)
-    assert entry.at(1 << 40)[0] == "ring", "above the largest size"
+    assert entry.rules == (Rule("tree:4", 0, 256), Rule("ring", 256))
+    assert entry.at(0) == entry.rules[0]
+    assert entry.at(255).choose == "tree:4" and entry.at(256) == entry.rules[1]
+    assert entry.at(1 << 40).choose == "ring", "above the largest size"
 
 
 def test_switch_point_without_times():
     entry = table({64: "linear", 1024: "ring"}).find(KEY)
-    assert entry.choose == ((0, "linear"), (256, "ring"))
+    assert entry.rules == (Rule("linear", 0, 256), Rule("ring", 256))
 
 
 def test_a_measured_size_keeps_its_own_way():
     times = {8: {"ring": 1.0, "linear": 1.0}, 32: {"ring": 2.0, "linear": 1.0}}
     entry = table({8: "ring", 32: "linear"}, times).find(KEY)
-    assert entry.at(8)[0] == "ring" and entry.at(9)[0] == "linear"
+    assert entry.at(8).choose == "ring" and entry.at(9).choose == "linear"
     times = {8: {"ring": 1.0, "linear": 2.0}, 32: {"ring": 1.0, "linear": 1.0}}
     entry = table({8: "ring", 32: "linear"}, times).find(KEY)
-    assert entry.at(31)[0] == "ring" and entry.at(32)[0] == "linear"
+    assert entry.at(31).choose == "ring" and entry.at(32).choose == "linear"
 
 
 def test_times_are_interpolated_on_logarithmic_axes():
@@ -182,7 +183,7 @@ def test_kinds():
     for dtype, kind in {**kinds, "complex64": "complex"}.items():
         assert kind_for(call_for(1, dtype=dtype)) == kind
     assert kind_for(call_for(1, "max", "bool")) == "bool"
-    assert kind_for(call_for(1, dtype="bfloat16")) == "half"
+    assert kind_for(call_for(1, dtype=ml_dtypes.bfloat16)) == "half"
     broadcast = Call("broadcast", 0, 4, 0, np.dtype("int8"), np.zeros(1), np.zeros(1))
     assert kind_for(broadcast) == "any"
 
@@ -195,7 +196,7 @@ def test_precedence():
     assert chosen(None, small).name == "recursive_doubling"
     tuned = chosen(table(), small)
     assert tuned.name == "tree:4" and tuned.choice.arity == 4
-    assert tuned.why == "tuning table t.json: tree:4 from 0 B to below 256 B"
+    assert tuned.why == "tuning table t.json: tree:4 below 256 B"
     assert chosen(table(), small, config=config).why == "the configuration asks for it"
     assert chosen(table(), small, "linear", config).why == "the call asks for it"
     assert chosen(table(), call_for(1 << 20)).why == "tuning table t.json: ring from 256 B on"
@@ -351,7 +352,7 @@ def test_simulated_ranks_calibrate_when_asked(size):
     assert "the first call will calibrate" in before and total == size << 18
     assert after.startswith("cost model: ") and inherited == after
     before, after, _, _ = run_simulated(size, both)[0]
-    assert before == after == "shipped rule: ring for large buffers"
+    assert before == after == "shipped rule: ring from 32 KiB on"
 
 
 def test_background_call_does_not_calibrate():
@@ -404,7 +405,7 @@ def test_unknown_executor():
     call = call_for(16)
     for algorithm, tuning, why in (
         ("lanes", None, "the call asks for it"),
-        ("auto", table({64: "lanes"}), "tuning table t.json: lanes from 0 B on"),
+        ("auto", table({64: "lanes"}), "tuning table t.json: lanes at every size"),
     ):
         candidate = chosen(tuning, call, algorithm, means=able)
         assert (candidate.name, candidate.choice, candidate.why) == ("lanes", None, why)

@@ -10,7 +10,8 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist import ConfigError
-from mpidist.selection.tuning import Key, TuningEntry, TuningTable
+from mpidist.selection.rules import Rule
+from mpidist.selection.tuning import Key, TuningEntry, TuningTable, rules_of
 
 SIZES = (8, 512, 1 << 16, 1 << 20)
 LIMIT = 0.05  # seconds that a calibration may take
@@ -31,7 +32,7 @@ def table(comm, *candidates):
     keys = [
         Key(library(), nodes, "float", "allreduce", memory) for memory in ("private", "symmetric")
     ]
-    return TuningTable([TuningEntry(key, choose, times) for key in keys])
+    return TuningTable([TuningEntry(key, rules_of(choose), times) for key in keys])
 
 
 def names(comm, memory="private"):
@@ -87,7 +88,7 @@ def test_table_of_other_ranks(comm, made, caplog):
     entries = [
         TuningEntry(
             Key(library(), (99,), *[getattr(k, n) for n in ("kind", "collective", "memory")]),
-            e.choose,
+            e.rules,
             e.times,
         )
         for k, e in other.entries.items()
@@ -104,9 +105,9 @@ def test_bad_table_raises_on_all_ranks(comm, made, tmp_path):
     path = tmp_path / "t.json"
     if comm.rank == 0:
         path.write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="rank 0: tuning: .*t.json is not a tuning table"):
+    with pytest.raises(ConfigError, match="tuning: .*t.json is not a tuning table"):
         made(tuning=path)
-    with pytest.raises(ConfigError, match="rank 0: tuning=3: expected a path or a TuningTable"):
+    with pytest.raises(ConfigError, match="tuning=3: expected a path or a TuningTable"):
         made(tuning=3)
     assert mpidist.get_communicator() is mpidist.init()
     assert (made().allreduce(np.ones(3)) == comm.size).all()
@@ -148,7 +149,7 @@ def test_table_with_slots_at_every_size(comm, made):
     """Also for the messages by which the ranks make the memory that the slots are in."""
     nodes, times = tuple(map(len, comm.topology.groups)), {8: {"staged": 1e-6}}
     entries = [
-        TuningEntry(Key(library(), nodes, "any", name, "private"), ((0, "staged"),), times)
+        TuningEntry(Key(library(), nodes, "any", name, "private"), (Rule("staged"),), times)
         for name in ("broadcast", "allgather", "gather", "scatter")
     ]
     tuned = made(tuning=TuningTable(entries))

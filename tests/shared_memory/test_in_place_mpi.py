@@ -149,7 +149,6 @@ def test_auto_takes_it_where_it_is_faster(comm, monkeypatch):
     )
     comm.allreduce(x, out=x)
     assert [call.collective for call, _, _ in made] == ["allreduce"]
-    assert max(mpidist.selection.rules.WITH_SYMMETRIC["allreduce"]) <= x.nbytes
 
 
 def test_private_arrays_are_refused_by_name(comm):
