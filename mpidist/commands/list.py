@@ -57,7 +57,7 @@ def list_command(collective: str | None, as_json: bool) -> None:
     order = list(COLLECTIVES)
     rows = [
         describe(algorithm)
-        for algorithm in sorted(algorithms(), key=lambda a: order.index(a.collective))
+        for algorithm in sorted(algorithms(one_sided=True), key=lambda a: order.index(a.collective))
         if collective in (None, algorithm.collective)
     ]
     if as_json:

@@ -231,15 +231,21 @@ class AlgorithmNames(Names):
         Each name must be an algorithm of at least one of these collectives.
     *more : str
         Further names that are allowed.
+    one_sided : bool
+        Whether to list algorithms in shared memory too, which are proved but not called.
     """
 
-    def __init__(self, collectives: Iterable[str] = COLLECTIVES, *more: str):
-        self.collectives, self.more = tuple(collectives), more
+    def __init__(
+        self, collectives: Iterable[str] = COLLECTIVES, *more: str, one_sided: bool = False
+    ):
+        self.collectives, self.more, self.one_sided = tuple(collectives), more, one_sided
+
+    def _names(self) -> list[str]:
+        return [a.name for c in self.collectives for a in algorithms(c, one_sided=self.one_sided)]
 
     def known(self) -> Iterable[str]:
         """Return `more`, and the names of all algorithms of the `collectives`."""
-        every = (a.name for collective in self.collectives for a in algorithms(collective))
-        return (*self.more, *every)
+        return (*self.more, *self._names())
 
     def parse(self, text: str) -> tuple[str, ...]:
         """Return the names; raise InvalidArgument for one that is not allowed."""
@@ -262,8 +268,7 @@ class AlgorithmNames(Names):
         unknown = all(isinstance(error, UnknownName) for error in errors)
         if not unknown:  # such as a wrong arity
             raise next(error for error in errors if not isinstance(error, UnknownName))
-        known = [a.name for collective in self.collectives for a in algorithms(collective)]
-        raise UnknownName("algorithm", name, dict.fromkeys([*self.more, *known]))
+        raise UnknownName("algorithm", name, dict.fromkeys([*self.more, *self._names()]))
 
 
 class AlgorithmName(AlgorithmNames):

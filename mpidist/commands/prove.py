@@ -63,7 +63,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 )
 @click.option(
     "--algorithm",
-    type=AlgorithmNames(),
+    type=AlgorithmNames(one_sided=True),
     help="Algorithms to prove; by default all.  tree:4 is the tree of arity 4.",
 )
 @click.option(

@@ -53,7 +53,11 @@ def _complete(
 
     given = context.params.get("what") or ()
     if given:
-        names = [a.name for a in algorithms(given[0])] if given[0] in COLLECTIVES else []
+        names = (
+            [a.name for a in algorithms(given[0], one_sided=True)]
+            if given[0] in COLLECTIVES
+            else []
+        )
     else:
         names = [*COLLECTIVES, *(schedule.name for schedule in schedules())]
     return complete(names, incomplete)
@@ -169,7 +173,7 @@ def _show_algorithm(
     from ..schedule import show
 
     with naming("COLLECTIVE"):
-        known = [a.name for a in algorithms(collective)]
+        known = [a.name for a in algorithms(collective, one_sided=True)]
     with naming("ALGORITHM"):
         if re.split("[:/]", algorithm)[0] not in (*known, *RESERVED):
             raise UnknownName(f"{collective} algorithm", algorithm, known)

@@ -16,7 +16,7 @@ from ..errors import ScheduleError
 from ..operations import Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Choice, Groups
-from ..schedule.rounds import Copy, Recv, Reduce, Send, Step, block_tuple, segmented
+from ..schedule.rounds import ONE_SIDED, Copy, Recv, Reduce, Send, Step, block_tuple, segmented
 from ..schedule.unrolled import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
 from ..selection.segmentation import Segmentation
 from .storage import Memory, MessageScratch, Piece, Storage, merge, merge_rows
@@ -328,6 +328,12 @@ class Binder:
         }
         received: set[tuple[str, int]] = set()
         for step in steps:
+            if isinstance(step, ONE_SIDED):
+                name = type(step).__name__
+                raise ScheduleError(
+                    f"{name} needs the memory of other ranks, which messages do not reach",
+                    rank=self.backend.rank,
+                )
             if not isinstance(step, Copy) and step.peer == self.backend.rank:
                 raise ScheduleError(
                     f"{step!r} names this rank as its peer; use Copy", rank=self.backend.rank

@@ -4,7 +4,21 @@ from .contract import COLLECTIVES, Contract
 from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Choice, algorithm, algorithms, find
-from .rounds import Copy, Parallel, Recv, Reduce, Send, blocks, on, parallel, segmented
+from .rounds import (
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Parallel,
+    Put,
+    Recv,
+    Reduce,
+    Send,
+    blocks,
+    on,
+    parallel,
+    segmented,
+)
 
 __all__ = [
     "COLLECTIVES",
@@ -12,8 +26,12 @@ __all__ = [
     "Choice",
     "Contract",
     "Copy",
+    "Fold",
+    "Get",
+    "Meet",
     "Parallel",
     "Proof",
+    "Put",
     "Recv",
     "Reduce",
     "Send",

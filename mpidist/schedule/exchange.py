@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .memory import SymbolicMemory
-from .rounds import STEPS, Copy, Recv, Reduce, Send, Step
+from .rounds import ONE_SIDED, STEPS, Copy, Recv, Reduce, Send, Step
 from .strand import BlockPlace, Strand
 
+Message = Send | Recv | Reduce
 MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 
@@ -29,7 +30,7 @@ class Posted:
     """
 
     strand: Strand
-    step: Send | Recv | Reduce
+    step: Message
     index: int
     content: list[Any]
     clock: int
@@ -61,7 +62,7 @@ class Exchange:
         """
         rank, path, clock = strand.rank, strand.path, strand.clock
         posted = [
-            Posted(strand, step, index, self._places(strand, step), clock)
+            Posted(strand, cast(Message, step), index, self._places(strand, step), clock)
             for index, step in enumerate(strand.steps)
             if not isinstance(step, Copy)
         ]
@@ -100,6 +101,11 @@ class Exchange:
     def _places(self, strand: Strand, step: Step) -> list[BlockPlace]:
         if not isinstance(step, STEPS):
             raise strand.error(f"{step!r} is not a step, a round or a Parallel")
+        if isinstance(step, ONE_SIDED):
+            raise strand.error(
+                f"{type(step).__name__} needs the memory of other ranks: expected "
+                "@algorithm(…, memory=…), or prove(…, memory=…)"
+            )
         assert not isinstance(step, Copy)
         peer = step.peer
         if not (isinstance(peer, int) and 0 <= peer < self.size):
@@ -132,7 +138,7 @@ class Exchange:
         """Return the sends and receives of a strand's current round that have no match yet."""
         found = []
         for step in strand.steps:
-            if isinstance(step, Copy):
+            if isinstance(step, (Copy, *ONE_SIDED)):
                 continue
             if isinstance(step, Send):
                 queue = self._sends.get((strand.rank, step.peer, strand.path), ())

@@ -15,11 +15,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import ScheduleError
+from ..measure import plural
 from .contract import Contract
 from .exchange import Exchange, Posted
+from .memories import Memory
 from .memory import SymbolicMemory
 from .notebook import html_fields
-from .rounds import Copy, Parallel, Reduce, Schedule, Send, block_tuple, steps_of
+from .one_sided import OneSided
+from .registry import Groups
+from .rounds import (
+    ONE_SIDED,
+    Copy,
+    Meet,
+    Parallel,
+    Reduce,
+    Schedule,
+    Send,
+    Step,
+    block_tuple,
+    steps_of,
+)
 from .strand import BlockPlace, Strand
 
 
@@ -34,7 +49,8 @@ class Proof:
     rounds : int
         Largest number of rounds of any rank (of all its strands together).
     depth : int
-        Length of the longest chain of messages, each of which is sent only after the one before.
+        Length of the longest chain of messages, each of which is sent only after the one before;
+        a meeting, and a round that reads or writes other ranks' memory, count as one message.
     messages : int
         Messages of all ranks together; `sent` has the number that each rank sends.
     blocks_moved : int
@@ -42,11 +58,16 @@ class Proof:
     reductions : int
         Blocks combined on all ranks together.
     written : tuple of int
-        Distinct blocks of ``out`` and ``tmp`` that each rank writes: the memory that it needs.
+        Distinct blocks of ``out`` and ``tmp`` of each rank that are written: the memory that it
+        needs.
     ordered : bool
         Whether every result combines the contributions in rank order.
     identical : bool
         Whether all ranks compute each result by the same expression, and so get the same bits.
+    meetings : int
+        Largest number of meetings of any rank.
+    blocks_read, blocks_stored : int
+        Blocks that all ranks together read in other ranks' memory, and store there.
     """
 
     collective: str
@@ -63,6 +84,9 @@ class Proof:
     written: tuple[int, ...]
     ordered: bool
     identical: bool
+    meetings: int = 0
+    blocks_read: int = 0
+    blocks_stored: int = 0
 
     def _repr_html_(self) -> str:
         return html_fields(self)
@@ -86,8 +110,12 @@ class Machine:
         Whether all blocks have one length, so that a block may be put into another block's place.
     watch : callable, optional
         ``watch(step, strand, send)`` is called when a message has arrived at `strand` (`step` is
-        the Recv or Reduce, `send` the posted send), and after a Copy (`send` is None).  The
+        the Recv or Reduce, `send` the posted send), and after any other step (`send` is None).  The
         attribute `arrival` is then the time of the arrival, as `Strand.clock` counts it.
+    memory : Memory, optional
+        The memory that the schedule needs, if ranks reach each other's buffers.
+    groups : tuple of tuple of int, optional
+        The ranks of each node, which share memory; by default all ranks.
     """
 
     def __init__(
@@ -98,13 +126,19 @@ class Machine:
         count: int,
         equal_blocks: bool = False,
         watch: Watch | None = None,
+        memory: Memory | None = None,
+        groups: Groups | None = None,
     ):
         self.contract, self.root, self.count, self.watch = contract, root, count, watch
         self.parts = list(parts)
         self.size = size = len(self.parts)
         if contract.per_rank and (count < size or count % size):
             raise ScheduleError(f"{contract.name} needs a multiple of {size} blocks, not {count}")
-        self.memory = SymbolicMemory(contract, size, root, count, equal_blocks)
+        self.memory = SymbolicMemory(contract, size, root, count, equal_blocks, memory)
+        self.shared: OneSided | None = None
+        if memory is not None:
+            nodes = groups or (tuple(range(size)),)
+            self.shared = OneSided(memory, self.memory, nodes, self._depart)
         self.exchange = Exchange(size, self.memory, self._move)
         self.ready: deque[Strand] = deque()
         self.live: set[Strand] = set()
@@ -115,10 +149,14 @@ class Machine:
 
     def run(self) -> Proof:
         """Run every rank to its end, check the end state, and return the proof."""
-        for rank, part in enumerate(self.parts):
-            self._start(Strand(rank, iter(part)))
+        ends = [Strand(rank, iter(part)) for rank, part in enumerate(self.parts)]
+        for strand in ends:
+            self._start(strand)
         self._drain()
         self._check_nothing_left()
+        shared = self.shared
+        if shared is not None:
+            shared.check_end(ends)
         self.unordered, identical = self.memory.check_end(self.rounds)
         return Proof(
             self.contract.name,
@@ -135,11 +173,14 @@ class Machine:
             tuple(len(w) for w in self.memory.written),
             self.unordered is None,
             identical,
+            *((0, 0, 0) if shared is None else shared.counts()),
         )
 
     # -- rounds ---------------------------------------------------------------------------------
 
     def _start(self, strand: Strand) -> None:
+        if self.shared is not None:
+            self.shared.races.begin(strand)
         self.live.add(strand)
         self.ready.append(strand)
 
@@ -160,6 +201,11 @@ class Machine:
             strand.steps = steps_of(item)
             strand.number += 1
             self.rounds[strand.rank] += 1
+            if self.shared is not None and self.shared.checked(strand):
+                if self._waits(strand):
+                    return
+                self._finish_round(strand)
+                continue
             strand.pending = 1  # so that the strand is not woken before all messages are posted
             self.exchange.post(strand)
             strand.pending -= 1
@@ -167,6 +213,25 @@ class Machine:
                 return
             self._finish_round(strand)
         self._end(strand)
+
+    def _waits(self, strand: Strand) -> bool:
+        """Begin a round in other ranks' memory; return whether the strand must wait in it."""
+        assert self.shared is not None
+        step = strand.steps[0]
+        if not isinstance(step, Meet):
+            return self._delays(strand)
+        strand.pending = 1
+        self.shared.meet(strand, step)
+        return True
+
+    def _delays(self, strand: Strand) -> bool:
+        """Return whether a round in other ranks' memory takes time, after which it is woken."""
+        return False
+
+    def _depart(self, strand: Strand) -> None:
+        """Make a strand ready that leaves a meeting."""
+        strand.pending = 0
+        self.ready.append(strand)
 
     def _open(self, parent: Strand, item: Parallel) -> bool:
         touched: dict[BlockPlace, tuple[int, bool]] = {}
@@ -187,6 +252,8 @@ class Machine:
         parent = strand.parent
         if parent is None:
             return
+        if self.shared is not None:
+            self.shared.races.learn(parent, strand.known, strand.thread, strand.tick)
         parent.clock = max(parent.clock, strand.clock)
         parent.pending -= 1
         follower = parent.waiting.pop(strand.path[-1], None)
@@ -198,6 +265,8 @@ class Machine:
     def _finish_round(self, strand: Strand) -> None:
         """Apply a strand's received messages and its copies, in the order of the round's steps."""
         steps, strand.steps = strand.steps, ()
+        if self.shared is not None and self._finish_shared(strand, steps):
+            return
         memory = self.memory
         for index, step in enumerate(steps):
             if isinstance(step, Send):
@@ -212,6 +281,26 @@ class Machine:
             else:
                 for place, value in zip(places, values):
                     memory.write(strand, place, value)
+        if self.shared is not None:
+            strand.tick += 1
+
+    def _finish_shared(self, strand: Strand, steps: tuple[Step, ...]) -> bool:
+        """Finish a round of a schedule in shared memory; return whether it had one-sided steps."""
+        shared = self.shared
+        assert shared is not None
+        for heard in strand.heard:
+            shared.races.learn(strand, *heard)
+        strand.heard = []
+        if not any(isinstance(step, ONE_SIDED) for step in steps):
+            return False
+        if not isinstance(steps[0], Meet):
+            strand.clock += 1
+            shared.perform(strand, steps)
+        if self.watch is not None:
+            for step in steps:
+                self.watch(step, strand, None)
+        strand.tick += 1
+        return True
 
     def _copy(self, strand: Strand, step: Copy) -> None:
         sources = self.memory.places(strand, step.source, step.source_blocks)
@@ -221,8 +310,9 @@ class Machine:
                 f"copies {len(sources)} blocks to {len(targets)}: expected equally many"
             )
         values = self.memory.read(strand, sources)
-        for place, value in zip(targets, values):
-            self.memory.write(strand, place, value)
+        as_input = step.source == "in" and step.target == "out"
+        for source, place, value in zip(sources, targets, values):
+            self.memory.write(strand, place, value, as_input and source[1] == place[1])
         if self.watch is not None:
             self.watch(step, strand, None)
 
@@ -232,6 +322,8 @@ class Machine:
         """Deliver a message: its arrival is one more than the later clock of its two strands."""
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
+        if self.shared is not None:
+            receiver.heard.append((sender.known, sender.thread, sender.tick - 1))
         self.arrival = after = max(send.clock, receive.clock) + 1
         for strand in (sender, receiver):
             strand.clock = max(strand.clock, after)
@@ -256,8 +348,21 @@ class Machine:
         raise stuck[0].error(message, blocks[0] if blocks else None)
 
     def _wait_text(self, strand: Strand) -> str:
+        if isinstance(strand.steps[0], Meet):
+            return self._meeting_text(strand, strand.steps[0])
         waits = [
             f"{type(p.step).__name__}({p.step.peer}, blocks={p.step.blocks})"
             for p in self.exchange.waiting(strand)
         ]
         return f"rank {strand.rank} in round {strand.number} waits in {', '.join(waits)}"
+
+    def _meeting_text(self, strand: Strand, step: Meet) -> str:
+        assert self.shared is not None
+        missing = self.shared.missing(strand)
+        ended = [rank for rank in missing if all(s.rank != rank for s in self.live)]
+        after = [f"rank {rank} has ended after round {self.rounds[rank]}" for rank in ended[:2]]
+        return (
+            f"rank {strand.rank} in round {strand.number} waits in {step!r} for "
+            f"{plural(len(missing), 'rank')} {', '.join(map(str, missing))}"
+            + "".join(f" ({text})" for text in after)
+        )

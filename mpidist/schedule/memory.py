@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from ..errors import ScheduleError
 from .contract import Contract
+from .memories import Memory
+from .races import Races
 from .rounds import BUFFERS, Blocks, block_tuple
 from .strand import BlockPlace, Strand
 from .terms import Terms
@@ -22,17 +27,34 @@ class SymbolicMemory:
         Number of ranks, the root, and the number of blocks that the data are cut into.
     equal_blocks : bool
         Whether all blocks have one length, so that a block may be put into another block's place.
+    memory : Memory, optional
+        The memory that the schedule needs, if ranks reach each other's buffers.  The input is then
+        in "in" as well.
     """
 
-    def __init__(self, contract: Contract, size: int, root: int, count: int, equal_blocks: bool):
+    def __init__(
+        self,
+        contract: Contract,
+        size: int,
+        root: int,
+        count: int,
+        equal_blocks: bool,
+        memory: Memory | None = None,
+    ):
+        self.buffers = BUFFERS if memory is None else memory.buffers
+        self.races: Races | None = None
+        self.stored: dict[tuple[int, str, int], tuple[int, int]] = {}  # by other ranks: who, round
         self.contract, self.size, self.root, self.count = contract, size, root, count
         self.reductions = 0
         self.terms = Terms(size, contract.idempotent)
         self.values: list[dict[str, dict[int, int]]] = []
         for rank in range(size):
             start = contract.input_blocks(rank, size, root, count)
-            buffers: dict[str, dict[int, int]] = {name: {} for name in BUFFERS}
-            buffers[contract.input_buffer] = {b: self.terms.leaf(rank, b) for b in start}
+            buffers: dict[str, dict[int, int]] = {name: {} for name in self.buffers}
+            leaves = {b: self.terms.leaf(rank, b) for b in start}
+            buffers[contract.input_buffer] = leaves
+            if memory is not None:
+                buffers["in"] = leaves.copy()
             self.values.append(buffers)
         # The round in which each place was last written.
         self.written: list[dict[BlockPlace, int]] = [{} for _ in range(size)]
@@ -44,8 +66,8 @@ class SymbolicMemory:
 
         Raises ScheduleError for an unknown buffer.
         """
-        if buffer not in BUFFERS:
-            raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(BUFFERS)}")
+        if buffer not in self.buffers:
+            raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(self.buffers)}")
         return [(buffer, b) for b in block_tuple(spec)]
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
@@ -64,30 +86,67 @@ class SymbolicMemory:
                 raise strand.error(f"reads {buffer!r} where nothing was written", block)
             if strand.siblings is not None:
                 strand.touch(place, False)
+            if self.races is not None:
+                self.races.read_here(strand, buffer, block)
             values.append(value)
         return values
 
-    def write(self, strand: Strand, place: BlockPlace, value: int) -> None:
+    def read_of(self, strand: Strand, owners: Sequence[int], buffer: str, block: int) -> list[int]:
+        """Return the values of a block of other ranks, the `owners`, in their order.
+
+        Raises ScheduleError if one was never written, or is in "out" what the rank has in "in".
+        """
+        values = [self.values[owner][buffer].get(block) for owner in owners]
+        if buffer == "out" or None in values:
+            for owner, value in zip(owners, values):
+                if value is None or (
+                    buffer == "out" and (buffer, block) not in self.written[owner]
+                ):
+                    raise strand.error(
+                        f"reads {buffer!r} of rank {owner} where nothing was written", block
+                    )
+        return cast("list[int]", values)
+
+    def store(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
+        """Set the value of a block of another rank; raises ScheduleError as :meth:`write` does."""
+        self._check_place(strand, owner, place, value)
+        buffer, block = place
+        self.values[owner][buffer][block] = value
+        self.written[owner][place] = 0
+        self.stored[owner, buffer, block] = (strand.rank, strand.number)
+
+    def join(self, rank: int, block: int, value: int) -> None:
+        """Combine a value into a block of ``out``, which a barrier's rank learns in a meeting."""
+        values = self.values[rank]["out"]
+        values[block] = self.terms.combine(values[block], value)
+
+    def write(self, strand: Strand, place: BlockPlace, value: int, same: bool = False) -> None:
         """Set the value of a block on the strand's rank.
 
-        `place` is (buffer, block), `value` the number of a symbolic expression.
+        `place` is (buffer, block), `value` the number of a symbolic expression; `same` means that
+        it is the same block of "in".
 
         Raises ScheduleError if the block is of the input or does not exist, if the value could be
         of another length, or if a concurrent strand uses the block.
         """
+        self._check_place(strand, strand.rank, place, value)
         buffer, block = place
-        rank = strand.rank
+        if strand.siblings is not None:
+            strand.touch(place, True)
+        if self.races is not None:
+            self.races.write_here(strand, buffer, block, same)
+        self.values[strand.rank][buffer][block] = value
+        self.written[strand.rank][place] = strand.number
+
+    def _check_place(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
+        buffer, block = place
         if buffer == "in":
             raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
         if buffer == "out" and not 0 <= block < self.count:
             message = f"does not exist: out has blocks 0 … {self.count - 1}"
             raise strand.error(message, block)
         if not self._equal:
-            self._check_length(strand, place, value)
-        if strand.siblings is not None:
-            strand.touch(place, True)
-        self.values[rank][buffer][block] = value
-        self.written[rank][place] = strand.number
+            self._check_length(strand, owner, place, value)
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
         """Combine `value`, received from `peer`, into the block `place`: (buffer, block).
@@ -104,11 +163,13 @@ class SymbolicMemory:
             raise strand.error(str(error), place[1]) from None
         self.write(strand, place, combined)
 
-    def _check_length(self, strand: Strand, place: BlockPlace, value: int) -> None:
+    def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
         buffer, block = place
+        if buffer not in BUFFERS:  # a place in a slot, long enough for any block
+            return
         origin, datum = self.terms.datum(value)
         if self._transposed:
-            slot = self.contract.slot(strand.rank, buffer, block, self.size, self.count)
+            slot = self.contract.slot(owner, buffer, block, self.size, self.count)
             fits = slot == (origin, datum)
         else:
             fits = block == datum
@@ -155,5 +216,8 @@ class SymbolicMemory:
         fault = self.terms.fault(value, block, expected)
         if fault:
             last = self.written[rank].get(("out", block), rounds) or None
+            by = self.stored.get((rank, "out", block))
+            if by is not None and last is None:
+                fault += f", which rank {by[0]} stored in its round {by[1]}"
             raise ScheduleError(f"ends with {fault}", rank=rank, round=last, block=block)
         return value

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from numbers import Integral
 
 from ..errors import InvalidArgument, InvalidRank, ScheduleError, UnknownName
 from .contract import COLLECTIVES
 from .machine import Machine, Proof
-from .registry import KEYWORDS, Algorithm, Choice, Groups, find, registered
-from .rounds import Schedule, segmented
+from .registry import KEYWORDS, Algorithm, Choice, Groups, find, find_memory, registered
+from .rounds import Schedule
 
 
 def prove(
@@ -26,6 +25,7 @@ def prove(
     equal_blocks: bool = False,
     segments: int = 1,
     window: int | None = None,
+    memory: str | None = None,
 ) -> Proof:
     """Prove that a schedule fulfils the contract of its collective, for one size and root.
 
@@ -53,6 +53,9 @@ def prove(
         :func:`~mpidist.schedule.segmented`).
     window : int, optional
         Largest number of segments in flight at a time; by default all.
+    memory : str, optional
+        Name of the memory that a generator function with the steps Get, Put, Fold and Meet needs,
+        as for :func:`~mpidist.schedule.algorithm`; registered algorithms declare it.
 
     Returns
     -------
@@ -75,6 +78,7 @@ def prove(
         equal_blocks=equal_blocks,
         segments=segments,
         window=window,
+        memory=memory,
     )
     proof = machine.run()
     if known.ordered and not proof.ordered:
@@ -98,6 +102,7 @@ def prepare(
     equal_blocks: bool = False,
     segments: int = 1,
     window: int | None = None,
+    memory: str | None = None,
     machine: Callable[..., Machine] = Machine,
 ) -> tuple[Algorithm, Machine]:
     """Return the algorithm, and a machine with all ranks of its schedule, ready to run.
@@ -122,16 +127,18 @@ def prepare(
             raise InvalidArgument(
                 f"schedule={schedule!r}: expected a name, an algorithm, or a generator function"
             )
-        known = _unregistered(collective, schedule, blocks, equal_blocks)
+        known = _unregistered(collective, schedule, blocks, equal_blocks, memory)
     count = blocks if blocks is not None else known.block_count(size, groups=groups)
-
-    def part(rank: int) -> Schedule:
-        make = partial(known.schedule, rank, size, root=root, arity=arity, groups=groups)
-        return segmented(make, size, segments, window)
-
-    parts = [part(rank) for rank in range(size)]
+    settings = {"root": root, "arity": arity, "groups": groups}
+    parts = [known.segmented(rank, size, segments, window, **settings) for rank in range(size)]
     return known, machine(
-        COLLECTIVES[collective], parts, root, count * segments, known.equal_blocks
+        COLLECTIVES[collective],
+        parts,
+        root,
+        count * segments,
+        known.equal_blocks,
+        memory=known.memory,
+        groups=groups,
     )
 
 
@@ -141,10 +148,20 @@ def _check(value: object, least: int, name: str) -> None:
 
 
 def _unregistered(
-    collective: str, function: Callable[..., Schedule], blocks: int | None, equal_blocks: bool
+    collective: str,
+    function: Callable[..., Schedule],
+    blocks: int | None,
+    equal_blocks: bool,
+    memory: str | None,
 ) -> Algorithm:
     uses = frozenset(KEYWORDS) & frozenset(inspect.signature(function).parameters)
     name = getattr(function, "__name__", "schedule")
     return Algorithm(
-        collective, name, function, blocks=blocks, equal_blocks=equal_blocks, uses=uses
+        collective,
+        name,
+        function,
+        blocks=blocks,
+        equal_blocks=equal_blocks,
+        uses=uses,
+        memory=None if memory is None else find_memory(memory),
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import InvalidArgument, ScheduleError, UnknownName, Unsupported
 from .contract import COLLECTIVES, Contract
-from .rounds import Schedule
+from .memories import MEMORIES, Memory
+from .rounds import Schedule, segmented
 
 NATIVE = "native"
 
@@ -56,7 +57,7 @@ def check_made(made: object, label: str, items: str, rank: int) -> None:
         raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
 
 
-KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across")
+KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across", "pieces")
 RESERVED = ("auto", NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
 """Values of ``algorithm=`` that are not algorithms: "auto", and the names of the executors.
 
@@ -76,8 +77,9 @@ class Algorithm(Registered):
     collective, name : str
         Name of the collective, and of the algorithm.
     function : callable
-        The generator ``f(rank, size, *, root, arity, groups, blocks, local, across)``, with those
-        keywords that it uses.
+        The generator ``f(rank, size, *, root, arity, groups, blocks, local, across, pieces)``, with
+        those keywords that it uses.  One with `pieces` cuts each block into so many itself: piece k
+        of block b is block ``b * pieces + k``.
     blocks : int, callable or None
         Number of blocks that the data are cut into, or ``f(size, known)`` that returns it from
         `size` and a dict of ``groups``, ``local`` and ``across``; None for the contract's default.
@@ -91,6 +93,9 @@ class Algorithm(Registered):
         The keywords that `function` has as parameters, such as ``root``.
     local, across : str
         Names of the algorithms inside and between the nodes, for hierarchical algorithms.
+    memory : Memory or None
+        The memory that it needs, if ranks of a node reach each other's buffers; None if all its
+        data are in messages.
     """
 
     collective: str
@@ -103,6 +108,7 @@ class Algorithm(Registered):
     uses: frozenset[str] = field(default_factory=frozenset)
     local: str = ""
     across: str = ""
+    memory: Memory | None = None
 
     @property
     def contract(self) -> Contract:
@@ -116,6 +122,8 @@ class Algorithm(Registered):
 
     def unsupported(self, size: int, groups: Groups | None = None, **_: Any) -> str | None:
         """Return why the algorithm cannot serve this size and these groups, or None if it can."""
+        if self.memory is not None and "groups" not in self.uses and groups and len(groups) > 1:
+            return f"{len(groups)} nodes: expected one node, whose ranks share memory"
         if self.requires is None:
             return None
         return self._ask(self.requires, size, groups)
@@ -134,9 +142,17 @@ class Algorithm(Registered):
         return function(size, known)
 
     def schedule(
-        self, rank: int, size: int, root: int = 0, arity: int = 2, groups: Groups | None = None
+        self,
+        rank: int,
+        size: int,
+        root: int = 0,
+        arity: int = 2,
+        groups: Groups | None = None,
+        pieces: int = 1,
     ) -> Schedule:
         """Return the rounds of one rank.
+
+        `pieces` is for algorithms with this keyword; see :meth:`segmented` for all.
 
         Raises
         ------
@@ -149,7 +165,7 @@ class Algorithm(Registered):
         if reason is not None:
             able = [
                 a.name
-                for a in algorithms(self.collective)
+                for a in algorithms(self.collective, one_sided=self.memory is not None)
                 if a.unsupported(size, groups=groups) is None
             ]
             raise Unsupported(f"{self.label}: {reason}; served by {', '.join(able)} and native")
@@ -159,12 +175,25 @@ class Algorithm(Registered):
             "groups": _groups(groups, size),
             "local": self.local,
             "across": self.across,
+            "pieces": pieces,
         }
         if "blocks" in self.uses:
             values["blocks"] = self.block_count(size, groups)
         made = self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
         check_made(made, self.label, "rounds", rank)
         return made
+
+    def segmented(
+        self, rank: int, size: int, segments: int = 1, window: int | None = None, **known: Any
+    ) -> Schedule:
+        """Return the rounds of one rank with every block cut into `segments` pieces.
+
+        The pieces are strands, at most `window` in flight, or those of the algorithm itself if it
+        has the keyword `pieces`.  Other parameters are those of :meth:`schedule`.
+        """
+        if "pieces" in self.uses:
+            return self.schedule(rank, size, pieces=segments, **known)
+        return segmented(lambda: self.schedule(rank, size, **known), size, segments, window)
 
 
 @dataclass(frozen=True)
@@ -194,6 +223,7 @@ def algorithm(
     ordered: bool = False,
     requires: Callable[..., str | None] | None = None,
     equal_blocks: bool = False,
+    memory: str | None = None,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule generator as an algorithm of `collective`.
 
@@ -214,6 +244,9 @@ def algorithm(
         size or these groups, as "…: expected …", or None if it can.
     equal_blocks : bool
         Whether all blocks must have one length, because a block may move to another's place.
+    memory : str, optional
+        Name of the memory that the steps Get, Put, Fold and Meet need, one of
+        :data:`~mpidist.schedule.memories.MEMORIES`.  By default all data are in messages.
 
     Returns
     -------
@@ -223,6 +256,7 @@ def algorithm(
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     check_name(name, "an algorithm", RESERVED)
+    reached = None if memory is None else find_memory(memory)
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         named = inspect.signature(function).parameters
@@ -231,7 +265,17 @@ def algorithm(
         count = _asking(blocks) if callable(blocks) else blocks
         needs = None if requires is None else _asking(requires)
         _registry[collective, name] = Algorithm(
-            collective, name, function, count, ordered, needs, equal_blocks, uses, *levels
+            collective,
+            name,
+            function,
+            count,
+            ordered,
+            needs,
+            equal_blocks,
+            uses,
+            local=levels[0],
+            across=levels[1],
+            memory=reached,
         )
         GENERATION[0] += 1
         return function
@@ -239,11 +283,26 @@ def algorithm(
     return register
 
 
-def algorithms(collective: str | None = None) -> list[Algorithm]:
-    """Return the registered algorithms, of one collective or of all, in order of registration."""
+def find_memory(name: str) -> Memory:
+    """Return the memory of a name; raise UnknownName if there is none."""
+    if name not in MEMORIES:
+        raise UnknownName("memory", name, MEMORIES)
+    return MEMORIES[name]
+
+
+def algorithms(collective: str | None = None, *, one_sided: bool = False) -> list[Algorithm]:
+    """Return the registered algorithms, of one collective or of all, in order of registration.
+
+    Those that need shared memory are among them only with `one_sided`: a call by messages cannot
+    use them.
+    """
     if collective is not None and collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    return [a for a in _registry.values() if collective in (None, a.collective)]
+    return [
+        a
+        for a in _registry.values()
+        if collective in (None, a.collective) and (one_sided or a.memory is None)
+    ]
 
 
 def find(collective: str, name: str) -> Choice:
@@ -275,7 +334,7 @@ def find(collective: str, name: str) -> Choice:
         )
     found = _registry.get((collective, base))
     if found is None:
-        known = [a.name for a in algorithms(collective)]
+        known = [a.name for a in algorithms(collective, one_sided=True)]
         raise UnknownName(f"{collective} algorithm", name, [*known, *RESERVED])
     if not colon:
         return Choice(found)
@@ -304,7 +363,9 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
             f"{found.collective} algorithm {name!r}: expected {found.name}/LOCAL/ACROSS, "
             f"for example {found.name}/{found.local}/{found.across}"
         )
-    return replace(found, name=name, local=local, across=across)
+    inner = local.partition(":")[0]
+    memory = next((a.memory for a in algorithms(one_sided=True) if a.name == inner), None)
+    return replace(found, name=name, local=local, across=across, memory=memory)
 
 
 def generation() -> int:
@@ -360,6 +421,7 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
         "equal_blocks": algorithm.equal_blocks,
         "requires": requirement(algorithm),
         "uses": sorted(algorithm.uses),
+        "memory": algorithm.memory and algorithm.memory.name,
         "summary": algorithm.summary,
     }
 

@@ -5,12 +5,18 @@ are in flight together, or a :class:`Parallel` of independent strands::
 
     yield Send(right, blocks=3), Reduce(left, blocks=2)     # one round: both at once
     yield parallel(upper, lower)                            # two schedules side by side
+
+Ranks that share memory (see :mod:`.memories`) also reach each other's buffers::
+
+    yield Meet(range(size))                                 # all have come this far
+    yield Fold(range(size), blocks=rank)                    # combine the block of all ranks
+    yield tuple(Get(peer, blocks=peer) for peer in others)  # fetch the blocks of the others
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 Blocks = int | range | tuple[int, ...]
@@ -62,8 +68,65 @@ class Copy:
     target: Buffer = "out"
 
 
-Step = Send | Recv | Reduce | Copy
-STEPS = (Send, Recv, Reduce, Copy)
+@dataclass(slots=True, unsafe_hash=True)
+class Get:
+    """Copy `blocks` of the buffer `source` of `peer` into blocks `to` of this rank's `target`.
+
+    `to` are the same blocks by default, in :class:`Put` and :class:`Fold` too.
+    """
+
+    peer: int
+    blocks: Blocks = 0
+    source: Buffer = "out"
+    target: Buffer = "out"
+    to: Blocks | None = None
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Put:
+    """Store `blocks` of this rank's buffer `source` in blocks `to` of `target` of `peer`."""
+
+    peer: int
+    blocks: Blocks = 0
+    source: Buffer = "out"
+    target: Buffer = "out"
+    to: Blocks | None = None
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Fold:
+    """Combine `blocks` of the buffer `source` of all `peers` into blocks `to` of this `target`.
+
+    The block of the first peer is combined with those of the others in the order given; a rank
+    lower than the first is the left operand.  ``(r, r-1, …, 0, r+1, …)`` is the order in which rank
+    r combines in the algorithm ``direct``, and gives the same bits.  If `own` is a buffer, this
+    rank's own operand is in its blocks `to`, instead of in `blocks` of `source`.
+    """
+
+    peers: range | tuple[int, ...]
+    blocks: Blocks = 0
+    source: Buffer = "in"
+    target: Buffer = "out"
+    to: Blocks | None = None
+    own: Buffer | None = None
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Meet:
+    """Wait until the ranks `awaits`, by default the whole `group`, have come to this meeting.
+
+    What they did before is then visible.  All ranks of the group meet equally often; a meeting is
+    a round of its own.
+    """
+
+    group: range | tuple[int, ...]
+    awaits: range | tuple[int, ...] | None = None
+
+
+Step = Send | Recv | Reduce | Copy | Get | Put | Fold | Meet
+STEPS = (Send, Recv, Reduce, Copy, Get, Put, Fold, Meet)
+ONE_SIDED = (Get, Put, Fold, Meet)
+"""The steps in the memory of other ranks, which send no message."""
 
 
 @dataclass(slots=True)
@@ -143,7 +206,10 @@ def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
 
 
 def on(
-    group: Sequence[int], schedule: Schedule, blocks: Callable[[int], Blocks] | None = None
+    group: Sequence[int],
+    schedule: Schedule,
+    blocks: Callable[[int], Blocks] | None = None,
+    buffers: Mapping[Buffer, Buffer] | None = None,
 ) -> Iterator[Round]:
     """Yield a schedule that was written for ranks ``0 … len(group) - 1``, for those in `group`.
 
@@ -156,19 +222,25 @@ def on(
     blocks : callable, optional
         Maps a block of `schedule` to one or more blocks of the enclosing schedule; by default to
         the same block.
+    buffers : mapping, optional
+        Buffers to use in place of others: ``{"in": "out"}`` where the input of `schedule` is what
+        an earlier part has left in ``out``.  Copies of blocks onto themselves are left out.
 
     Yields
     ------
     Round
-        The same rounds with ranks and blocks of the enclosing schedule.
+        The same rounds with ranks, blocks and buffers of the enclosing schedule.
     """
     for item in schedule:
         if isinstance(item, Parallel):
-            yield Parallel(tuple(on(group, s, blocks) for s in item.strands), item.window)
-        elif isinstance(item, tuple):
-            yield tuple([_place(step, group, blocks) for step in item])
-        else:
-            yield _place(item, group, blocks)
+            strands = tuple(on(group, s, blocks, buffers) for s in item.strands)
+            yield Parallel(strands, item.window)
+            continue
+        placed = tuple([_place(step, group, blocks) for step in steps_of(item)])
+        if buffers is not None:
+            renamed = [_rename(step, buffers) for step in placed]
+            placed = tuple([step for step in renamed if step is not None])
+        yield placed
 
 
 def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:
@@ -181,8 +253,32 @@ def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None)
             step.source,
             step.target,
         )
+    if isinstance(step, Meet):
+        awaits = None if step.awaits is None else tuple([group[r] for r in step.awaits])
+        return Meet(tuple([group[r] for r in step.group]), awaits)
     blocks = step.blocks if to is None else _refine(step.blocks, to)
-    return type(step)(group[step.peer], blocks, step.buffer)
+    if isinstance(step, (Send, Recv, Reduce)):
+        return type(step)(group[step.peer], blocks, step.buffer)
+    target = step.to if step.to is None or to is None else _refine(step.to, to)
+    if isinstance(step, Fold):
+        peers = tuple([group[r] for r in step.peers])
+        return Fold(peers, blocks, step.source, step.target, target, step.own)
+    return type(step)(group[step.peer], blocks, step.source, step.target, target)
+
+
+_BUFFER_FIELDS = ("buffer", "source", "target", "own")
+
+
+def _rename(step: Step, buffers: Mapping[Buffer, Buffer]) -> Step | None:
+    """Return a step with its buffers renamed; None for what is then a copy onto itself."""
+    if isinstance(step, Meet):
+        return step
+    old = {name: getattr(step, name) for name in _BUFFER_FIELDS if hasattr(step, name)}
+    step = replace(step, **{name: buffers.get(buffer, buffer) for name, buffer in old.items()})
+    if not isinstance(step, Copy) or step.source != step.target:
+        return step
+    same = block_tuple(step.source_blocks) == block_tuple(step.target_blocks)
+    return None if same else step
 
 
 def _refine(spec: Blocks, to: Callable[[int], Blocks]) -> Blocks:

@@ -40,6 +40,12 @@ class Strand:
         Steps of the current round.
     received : dict
         Blocks and values of each received message, by index of the step in the round.
+    thread, tick, known : int, int, dict
+        Number of the strand among all strands, its count of rounds, and the counts of the others'
+        rounds that are before its present one; only for schedules in shared memory, see
+        :mod:`.races`.
+    heard : list
+        What the senders of the round's messages knew: pairs of their `known` and (thread, tick).
     waiting : dict
         Strands of this strand's ``parallel`` that have not begun, as at most `window` run at a
         time; each by the number of the strand whose end it waits for.
@@ -56,6 +62,10 @@ class Strand:
     steps: tuple[Step, ...] = ()
     received: dict[int, tuple[list[BlockPlace], list[int]]] = field(default_factory=dict)
     waiting: dict[int, Strand] = field(default_factory=dict)
+    thread: int = -1
+    tick: int = 0
+    known: dict[int, int] = field(default_factory=dict)
+    heard: list[tuple[dict[int, int], int, int]] = field(default_factory=list)
 
     def touch(self, place: BlockPlace, write: bool) -> None:
         """Record a read or write of a block, given as `place`: (buffer, block).

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import product
 
 from ..errors import InvalidArgument, MpidistError, UnknownName
 from ..measure import counted
@@ -20,6 +21,8 @@ from .registry import algorithms as registered_algorithms
 
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
+_EVERY_ROOT = 33  # and that up to which every root is proved of algorithms in shared memory
+_PIECES = (1, 2, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,16 @@ def groupings(size: int) -> list[Groups]:
 
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
     """Yield the proofs of an algorithm for one size as tasks of about equal length."""
-    roots = range(size) if algorithm.contract.rooted else range(1)
+    parts = [range(size) if algorithm.contract.rooted else range(1)]
+    if algorithm.contract.rooted and algorithm.memory is not None and size > _EVERY_ROOT:
+        parts = [range(root, root + 1) for root in (0, size // 2, size - 1)]
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
     step = max(1, 1024 // (size * len(arities)))
-    for start in range(0, len(roots), step):
-        part = roots[start : start + step]
-        yield ProofTask(algorithm.collective, algorithm.name, module, size, part, arities)
+    for roots in parts:
+        for start in range(0, len(roots), step):
+            part = roots[start : start + step]
+            yield ProofTask(algorithm.collective, algorithm.name, module, size, part, arities)
 
 
 def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
@@ -161,16 +167,23 @@ def _prove_all(task: ProofTask) -> Result:
     algorithm = find(task.collective, task.name).algorithm
     ways = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
     served = [way for way in ways if algorithm.unsupported(task.size, groups=way) is None]
+    cuts = _PIECES if "pieces" in algorithm.uses and task.size <= _EVERY_PAIR else (1,)
     proofs = messages = 0
     fault = None
     for root, groups in _pairs(task, served):
-        for arity in task.arities:
+        for arity, pieces in product(task.arities, cuts):
             try:
                 proof = prove(
-                    task.collective, algorithm, task.size, root, arity=arity, groups=groups
+                    task.collective,
+                    algorithm,
+                    task.size,
+                    root,
+                    arity=arity,
+                    groups=groups,
+                    segments=pieces,
                 )
             except Exception as error:
-                fault = fault or _describe(algorithm, task.size, root, arity, groups, error)
+                fault = fault or _describe(algorithm, task.size, root, arity, groups, pieces, error)
                 continue
             proofs += 1
             messages += proof.messages
@@ -192,7 +205,13 @@ def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]
 
 
 def _describe(
-    algorithm: Algorithm, size: int, root: int, arity: int, groups: Groups, error: Exception
+    algorithm: Algorithm,
+    size: int,
+    root: int,
+    arity: int,
+    groups: Groups,
+    pieces: int,
+    error: Exception,
 ) -> str:
     """Return the text of a counter-example: the algorithm's parameters and the error."""
     where = [counted(size, "rank")]
@@ -202,6 +221,8 @@ def _describe(
         where.append(f"arity {arity}")
     if "groups" in algorithm.uses:
         where.append(f"groups {groups}")
+    if pieces > 1:
+        where.append(f"{pieces} pieces")
     text = str(error) if isinstance(error, MpidistError) else f"{type(error).__name__}: {error}"
     return f"{', '.join(where)}: {text}"
 
@@ -222,10 +243,12 @@ class Row:
     refused : tuple of int
         Sizes that the algorithm declares as unsupported with every grouping.
     roots : int
-        Number of pairs of size and root.
+        Number of pairs of size and root; for algorithms in shared memory on more than 33 ranks only
+        the first, middle and last root.
     proofs : int
-        Number of proofs: sizes × roots × arities × groupings.  With more than 16 ranks, only the
-        first, middle and last root are proved with all groupings, the others with nodes of two.
+        Number of proofs: sizes × roots × arities × groupings × pieces.  With more than 16 ranks,
+        only the first, middle and last root are proved with all groupings, the others with nodes of
+        two, and blocks are not cut into pieces.
     messages : int
         Number of messages in all proofs together.
     seconds : float
@@ -304,7 +327,8 @@ def _choose(
     wanted = None if collectives is None else set(collectives)
     for name in wanted or ():
         registered_algorithms(name)  # raises for an unknown collective
-    known = [a for a in registered_algorithms() if wanted is None or a.collective in wanted]
+    every = registered_algorithms(one_sided=True)
+    known = [a for a in every if wanted is None or a.collective in wanted]
     if names is None:
         return [(a, tuple(arities)) for a in known]
     chosen: dict[Algorithm, tuple[int, ...]] = {}

@@ -19,6 +19,7 @@ class Terms:
         self._leaves: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
         self._unions: dict[tuple[int, int], int] = {}
+        self._folds: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         self._block: list[int] = []
         self._mask: list[int] = []  # bit r: the contribution of rank r is in it
         self._low: list[int] = []  # the first and the last rank in it, read left to right
@@ -59,6 +60,45 @@ class Terms:
             new = self._new(self._block[left], mask, self._low[left], self._high[right], in_order)
         self._pairs[left, right] = new
         return new
+
+    def fold(self, peers: tuple[int, ...], values: list[int]) -> int:
+        """Return the number of the value in which the `values` of `peers` are combined in order.
+
+        The first one is combined with each of the others; a rank lower than the first is the left
+        operand.  Raises ValueError as :meth:`combine` does.  More than two values have a number of
+        their own: it differs from that of the same value combined in pairs.
+        """
+        if len(values) < 3 or self.idempotent:
+            value = values[0]
+            for peer, other in zip(peers[1:], values[1:]):
+                value = self.combine(*((other, value) if peer < peers[0] else (value, other)))
+            return value
+        key = (peers, tuple(values))
+        known = self._folds.get(key)
+        if known is not None:
+            return known
+        first, masks = peers[0], self._mask
+        block, mask = self._block[values[0]], 0
+        for value in values:
+            if mask & masks[value] or self._block[value] != block:
+                return self._refused(mask, block, value)
+            mask |= masks[value]
+        lower = [value for peer, value in zip(peers, values) if peer < first]
+        sequence = lower[::-1] + [v for peer, v in zip(peers, values) if peer >= first]
+        low, high, ordered = self._low, self._high, self._sorted
+        in_order = all(map(ordered.__getitem__, sequence)) and all(
+            high[a] < low[b] for a, b in zip(sequence, sequence[1:])
+        )
+        new = self._new(block, mask, low[sequence[0]], high[sequence[-1]], in_order)
+        self._folds[key] = new
+        return new
+
+    def _refused(self, mask: int, block: int, value: int) -> int:
+        """Raise the error for a value that cannot be combined with `block` of the ranks `mask`."""
+        if self._block[value] != block:
+            raise ValueError(f"combines block {block} with block {self._block[value]}")
+        twice = mask & self._mask[value]
+        raise ValueError(f"counts the contribution of {self._ranks(twice)} twice")
 
     def datum(self, value: int) -> tuple[int, int]:
         """Return the rank of the leftmost contribution in a value, and the value's block."""

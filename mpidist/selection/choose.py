@@ -402,6 +402,8 @@ class Candidates:
 def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
     """Return why an algorithm cannot serve a call, or None if it can."""
     algorithm = choice.algorithm
+    if algorithm.memory is not None:
+        return f"it needs {algorithm.memory.name} memory, in which no executor runs schedules"
     reason = algorithm.unsupported(call.size, groups=groups)
     if reason is not None:
         return reason

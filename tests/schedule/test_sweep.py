@@ -31,7 +31,9 @@ def wrong():
 
 def test_one_row_for_every_algorithm():
     rows = sweep(range(1, 7))
-    assert [(r.collective, r.name) for r in rows] == [(a.collective, a.name) for a in algorithms()]
+    assert [(r.collective, r.name) for r in rows] == [
+        (a.collective, a.name) for a in algorithms(one_sided=True)
+    ]
     assert all(row.proved and row.counterexample is None and row.seconds > 0 for row in rows)
     by_name = {(row.collective, row.name): row for row in rows}
     assert by_name["allreduce", "ring"].proofs == 6

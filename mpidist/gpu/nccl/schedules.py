@@ -26,7 +26,7 @@ from ...engine.storage import Piece
 from ...errors import Unsupported
 from ...operations import Op
 from ...schedule.registry import RESERVED, Algorithm, Choice, Groups
-from ...schedule.rounds import Copy, Send, Step
+from ...schedule.rounds import Recv, Reduce, Send, Step
 from ...schedule.unrolled import Strands, Written, materialise
 from ...selection.segmentation import Segmentation
 from ..executor import GpuExecutor
@@ -87,7 +87,7 @@ def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[i
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for step in rounds.popleft() if rounds else ():
-        if not isinstance(step, Copy):
+        if isinstance(step, (Send, Recv, Reduce)):
             side = sends if isinstance(step, Send) else receives
             side[step.peer] = side.get(step.peer, 0) + 1
     return sends, receives

@@ -1,0 +1,51 @@
+"""The memories that a schedule can need: which buffers of a rank other ranks read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .rounds import BUFFERS
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the ranks of one node may do with each other's buffers, as a schedule declares it.
+
+    Attributes
+    ----------
+    name, summary : str
+        Name for ``@algorithm(memory=…)``, and one line about it.
+    reads, writes : frozenset of str
+        The buffers of a rank that other ranks may read, and those that they may write.
+    scratch : tuple of str
+        Buffers besides "in", "out" and "tmp".  They are not the caller's: two sets of them take
+        turns, so that a later call uses them again only when all ranks have met in the next one.
+    """
+
+    name: str
+    summary: str
+    reads: frozenset[str]
+    writes: frozenset[str] = frozenset()
+    scratch: tuple[str, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The names of all buffers."""
+        return (*BUFFERS, *self.scratch)
+
+
+_OWN = frozenset(BUFFERS)
+MEMORIES = {
+    memory.name: memory
+    for memory in (
+        Memory("mapped", "others read and write a rank's arrays", _OWN, _OWN - {"in"}),
+        Memory("published", "others read a rank's arrays", _OWN),
+        Memory(
+            "slots",
+            "others read the two halves of a rank's slot, into which it copies",
+            frozenset(("slot0", "slot1")),
+            scratch=("slot0", "slot1"),
+        ),
+    )
+}
+"""The memories by name."""

@@ -1,0 +1,368 @@
+"""The steps in other ranks' memory in the prover's machine: Get, Put, Fold and Meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .memories import Memory
+from .memory import SymbolicMemory
+from .races import Races
+from .registry import Groups
+from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Recv, Reduce, Send, Step, block_tuple
+from .strand import Strand
+
+Known = dict[int, int]
+Place = tuple[int, str, int]  # rank, buffer and block
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One meeting of a group: the strands that have arrived, and those that wait.
+
+    Attributes
+    ----------
+    arrived : dict
+        By rank: the strand's number, its count of rounds, what it knew, and its clock.
+    tokens : dict
+        By rank, in a barrier: the values of its blocks on arrival.
+    waiting : list
+        The strands that have arrived and wait for the whole group.
+    apart : list
+        Those that wait for some ranks only, each with these.
+    """
+
+    arrived: dict[int, tuple[int, int, Known, int]] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    waiting: list[Strand] = field(default_factory=list)
+    apart: list[tuple[Strand, tuple[int, ...]]] = field(default_factory=list)
+
+
+MeetingKey = tuple[tuple[int, ...], tuple[int, ...]]  # strand and group
+
+
+class OneSided:
+    """The accesses of all ranks to each other's memory, and their meetings.
+
+    Parameters
+    ----------
+    memory : Memory
+        The memory that the schedule needs.
+    symbolic : SymbolicMemory
+        The buffers of all ranks.
+    groups : tuple of tuple of int
+        The ranks of each node: only these share memory.
+    depart : callable
+        ``depart(strand)`` is called with each strand that leaves a meeting.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        symbolic: SymbolicMemory,
+        groups: Groups,
+        depart: Callable[[Strand], None],
+    ):
+        self.memory, self.symbolic, self._depart = memory, symbolic, depart
+        size = symbolic.size
+        self.races = symbolic.races = Races(symbolic.contract, memory, size)
+        self.node = {rank: n for n, group in enumerate(groups) for rank in group}
+        self.meetings = [0] * size
+        self.read, self.stored = [0] * size, [0] * size  # blocks of others, by the rank that does
+        self._meetings: dict[MeetingKey, list[Meeting]] = {}
+        self._counts: dict[MeetingKey, dict[int, int]] = {}
+
+    def checked(self, strand: Strand) -> bool:
+        """Return whether a round has one-sided steps; raise if it also has others.
+
+        Raises ScheduleError for a Meet beside another step, and for messages beside the others.
+        """
+        steps = strand.steps
+        messages = others = False
+        for step in steps:
+            if isinstance(step, (Send, Recv, Reduce)):
+                messages = True
+            elif isinstance(step, (Get, Put, Fold)):
+                others = True
+            elif isinstance(step, Meet):
+                if len(steps) > 1:
+                    raise strand.error("has a Meet beside other steps; it is a round of its own")
+                return True
+        if messages and others:
+            raise strand.error("has messages beside Get, Put or Fold; they are rounds of their own")
+        return others
+
+    # -- accesses -------------------------------------------------------------------------------
+
+    def perform(self, strand: Strand, steps: tuple[Step, ...]) -> None:
+        """Read everything that the steps of a round read, then write, since any may come first."""
+        writes: list[tuple[int, Place, int, bool]] = []  # step, place, value, same block of "in"
+        reads: dict[Place, int] | None = {} if len(steps) > 1 else None
+        for index, step in enumerate(steps):
+            if isinstance(step, Fold):
+                self._fold(strand, index, step, reads, writes)
+            elif isinstance(step, (Get, Put, Copy)):
+                self._transfer(strand, index, step, reads, writes)
+            else:
+                raise strand.error(f"{step!r} is not a step, a round or a Parallel")
+        if reads is not None:
+            self._check_clashes(strand, reads, writes)
+        memory, rank = self.symbolic, strand.rank
+        for _, (owner, buffer, block), value, same in writes:
+            if owner == rank:
+                memory.write(strand, (buffer, block), value, same)
+            else:
+                self.races.write(strand, owner, buffer, block)
+                memory.store(strand, owner, (buffer, block), value)
+                self.stored[rank] += 1
+
+    def _transfer(
+        self,
+        strand: Strand,
+        index: int,
+        step: Get | Put | Copy,
+        reads: dict[Place, int] | None,
+        writes: list[tuple[int, Place, int, bool]],
+    ) -> None:
+        rank = strand.rank
+        source = target = rank
+        if isinstance(step, Copy):
+            here, there = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
+        else:
+            here, there = self._blocks(step.blocks, step.to)
+            self._check_peer(strand, step.peer, step)
+            if isinstance(step, Get):
+                source = step.peer
+            else:
+                target = step.peer
+                self._check_reach(strand, step.target, step.peer, "write", self.memory.writes)
+        self._check_lengths(strand, here, there)
+        self.symbolic.places(strand, step.source, ())
+        self.symbolic.places(strand, step.target, ())
+        if source != rank:
+            self._check_reach(strand, step.source, source, "read", self.memory.reads)
+        own = isinstance(step, Copy) and step.source == "in" and step.target == "out"
+        for a, b in zip(here, there):
+            if source == rank:
+                (value,) = self.symbolic.read(strand, [(step.source, a)])
+            else:
+                (value,) = self.symbolic.read_of(strand, (source,), step.source, a)
+                self.races.read(strand, (source,), step.source, a)
+                self.read[rank] += 1
+            if reads is not None:
+                reads[source, step.source, a] = index
+            writes.append((index, (target, step.target, b), value, own and a == b))
+
+    def _fold(
+        self,
+        strand: Strand,
+        index: int,
+        step: Fold,
+        reads: dict[Place, int] | None,
+        writes: list[tuple[int, Place, int, bool]],
+    ) -> None:
+        peers, rank, memory = tuple(step.peers), strand.rank, self.symbolic
+        if not peers or len(set(peers)) < len(peers):
+            raise strand.error(f"folds the ranks {peers}: expected each once, and at least one")
+        others = tuple([peer for peer in peers if peer != rank])
+        for peer in others:
+            self._check_peer(strand, peer, step)
+        if others:
+            self._check_reach(strand, step.source, others[0], "read", self.memory.reads)
+        for buffer in (step.source, step.target, step.own or step.source):
+            memory.places(strand, buffer, ())
+        here, there = self._blocks(step.blocks, step.to)
+        self._check_lengths(strand, here, there)
+        at = peers.index(rank) if len(others) < len(peers) else -1
+        for a, b in zip(here, there):
+            values = memory.read_of(strand, others, step.source, a)
+            if others:
+                self.races.read(strand, others, step.source, a)
+                self.read[rank] += len(others)
+            if at >= 0:
+                own = (step.source, a) if step.own is None else (step.own, b)
+                values[at:at] = memory.read(strand, [own])
+                if reads is not None:
+                    reads[(rank, *own)] = index
+            if reads is not None:
+                reads.update(dict.fromkeys([(peer, step.source, a) for peer in others], index))
+            memory.reductions += len(peers) - 1
+            try:
+                value = memory.terms.fold(peers, values)
+            except ValueError as error:
+                raise strand.error(str(error), a) from None
+            writes.append((index, (rank, step.target, b), value, False))
+
+    def _blocks(self, here: Blocks, to: Blocks | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        blocks = block_tuple(here)
+        return blocks, blocks if to is None else block_tuple(to)
+
+    def _check_lengths(self, strand: Strand, here: Sequence[int], there: Sequence[int]) -> None:
+        if len(here) != len(there):
+            raise strand.error(f"copies {len(here)} blocks to {len(there)}: expected equally many")
+
+    def _check_peer(self, strand: Strand, peer: Any, step: Step) -> None:
+        size = self.symbolic.size
+        if not (isinstance(peer, int) and 0 <= peer < size):
+            raise strand.error(f"peer {peer!r} is not a rank of {size}: expected 0 … {size - 1}")
+        if peer == strand.rank:
+            raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
+        if self.node[peer] != self.node[strand.rank]:
+            raise strand.error(f"reaches the memory of rank {peer}, which is on another node")
+
+    def _check_reach(
+        self, strand: Strand, buffer: str, peer: int, does: str, allowed: frozenset[str]
+    ) -> None:
+        if buffer not in allowed:
+            what = ", ".join(sorted(map(repr, allowed))) or "no buffer"
+            raise strand.error(
+                f"{does}s {buffer!r} of rank {peer}; in {self.memory.name!r} memory others may "
+                f"{does} {what}"
+            )
+
+    def _check_clashes(
+        self,
+        strand: Strand,
+        reads: dict[Place, int],
+        writes: list[tuple[int, Place, int, bool]],
+    ) -> None:
+        """Raise if a step of a round writes what another one reads or writes."""
+        in_place = self.symbolic.contract.input_buffer != "in"
+        written: set[Place] = set()
+        for index, place, _, same in writes:
+            rank, buffer, block = place
+            whose = f" of rank {rank}" if rank != strand.rank else ""
+            if place in written:
+                raise strand.error(f"is written twice in one round in {buffer!r}{whose}", block)
+            written.add(place)
+            clash = reads.get(place, index) != index
+            if in_place and buffer == "out" and not same:
+                clash = clash or reads.get((rank, "in", block), index) != index
+            if clash:
+                raise strand.error(
+                    f"is read and written in one round in {buffer!r}{whose}; the steps of a round "
+                    "happen in any order",
+                    block,
+                )
+
+    # -- meetings -------------------------------------------------------------------------------
+
+    def meet(self, strand: Strand, step: Meet) -> None:
+        """Let a strand arrive at a meeting; it departs when those that it awaits have arrived."""
+        group, rank = tuple(step.group), strand.rank
+        awaits = None if step.awaits is None else tuple(step.awaits)
+        key = (strand.path, group)
+        counts = self._counts.get(key)
+        if counts is None:
+            self._check_group(strand, group)
+            counts = self._counts[key] = dict.fromkeys(group, 0)
+            self._meetings[key] = []
+        if rank not in counts or not counts.keys() >= set(awaits or ()):
+            raise strand.error(f"is not a meeting of this rank, and of those it awaits: {step!r}")
+        number = counts[rank]
+        counts[rank] += 1
+        self.meetings[rank] += 1
+        held = self._meetings[key]
+        if number == len(held):
+            held.append(Meeting())
+        meeting = held[number]
+        meeting.arrived[rank] = (strand.thread, strand.tick, strand.known, strand.clock)
+        contract = self.symbolic.contract
+        if contract.idempotent:
+            values = self.symbolic.values[rank]["out"]
+            meeting.tokens[rank] = [values[b] for b in range(self.symbolic.count)]
+        if awaits is None:
+            meeting.waiting.append(strand)
+        else:
+            meeting.apart.append((strand, awaits))
+        self._release(meeting, group)
+
+    def _release(self, meeting: Meeting, group: tuple[int, ...]) -> None:
+        """Let every strand depart whose awaited ranks have all arrived."""
+        arrived = meeting.arrived
+        if len(arrived) == len(group):
+            if len(meeting.waiting) == len(group):
+                self.races.meet(group)
+            together = None
+            for strand in meeting.waiting:
+                together = self._leave(strand, meeting, group, together)
+                self._depart(strand)
+            meeting.waiting = []
+        left, meeting.apart = meeting.apart, []
+        for strand, awaits in left:
+            if all(peer in arrived for peer in awaits):
+                self._leave(strand, meeting, awaits)
+                self._depart(strand)
+            else:
+                meeting.apart.append((strand, awaits))
+
+    def _leave(
+        self,
+        strand: Strand,
+        meeting: Meeting,
+        awaits: Sequence[int],
+        merged: tuple[Known, int] | None = None,
+    ) -> tuple[Known, int]:
+        """Give a strand what those that it awaited knew on arrival; return that and their clock.
+
+        `merged` is what this returned for another strand that awaited the same ranks.
+        """
+        if merged is None:
+            merged = self._merge(strand, meeting, awaits)
+        strand.known, clock = merged
+        strand.clock = max(strand.clock, clock) + 1
+        if self.symbolic.contract.idempotent:
+            for peer in awaits:
+                for block, value in enumerate(meeting.tokens[peer]):
+                    self.symbolic.join(strand.rank, block, value)
+        return merged
+
+    def _merge(self, strand: Strand, meeting: Meeting, awaits: Sequence[int]) -> tuple[Known, int]:
+        arrived = [meeting.arrived[peer] for peer in awaits]
+        known = dict(strand.known)
+        seen = {id(strand.known)}
+        for _, _, other, _ in arrived:
+            if id(other) not in seen:  # after a meeting of all, all know the same
+                seen.add(id(other))
+                for thread, tick in other.items():
+                    if known.get(thread, 0) < tick:
+                        known[thread] = tick
+        known.update((thread, tick) for thread, tick, _, _ in arrived)
+        return known, max((clock for *_, clock in arrived), default=0)
+
+    def _check_group(self, strand: Strand, group: tuple[int, ...]) -> None:
+        size = self.symbolic.size
+        wrong = [r for r in group if not (isinstance(r, int) and 0 <= r < size)]
+        if wrong or not group or len(set(group)) < len(group):
+            raise strand.error(
+                f"meets the ranks {group}: expected different ones of 0 … {size - 1}"
+            )
+        if len({self.node[r] for r in group}) > 1:
+            raise strand.error(f"meets the ranks {group}, which are on several nodes")
+
+    def missing(self, strand: Strand) -> list[int]:
+        """Return the ranks that a strand, which is in a meeting, waits for."""
+        for (_, group), meetings in self._meetings.items():
+            for meeting in meetings:
+                awaited = [*((one, group) for one in meeting.waiting), *meeting.apart]
+                for waiting, awaits in awaited:
+                    if waiting is strand:
+                        return [peer for peer in awaits if peer not in meeting.arrived]
+        return []
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the most meetings of a rank, and the blocks read and stored, of a proof."""
+        return max(self.meetings), sum(self.read), sum(self.stored)
+
+    def check_end(self, ends: list[Strand]) -> None:
+        """Raise if ranks of a group met unequally often, or use a buffer too late."""
+        for (_, group), counts in self._counts.items():
+            most = max(group, key=counts.__getitem__)
+            least = min(group, key=counts.__getitem__)
+            if counts[most] > counts[least]:
+                raise ends[most].error(
+                    f"comes to meeting {counts[most]} of the ranks {group}, to which rank {least} "
+                    "does not come"
+                )
+        self.races.check_end(ends)
