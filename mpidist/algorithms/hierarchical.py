@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
-from .levels import lane_of, lanes, member, node_of, owned, play, slices
+from .levels import kept, lane_of, lanes, member, node_of, owned, play, slices
 from .relabel import sparing
 
 
@@ -43,7 +43,7 @@ def allreduce_hierarchical(
     mine = shares[node.index(rank)]
     yield from play("reduce_scatter", local, node, rank, shares)
     yield from play("allreduce", across, lane, rank, [mine])
-    yield from play("allgather", local, node, rank, shares)
+    yield from play("allgather", local, node, rank, shares, later=True)
 
 
 @algorithm("reduce", "hierarchical", **lanes("reduce", ("reduce_scatter",), ("reduce",)))
@@ -100,10 +100,12 @@ def broadcast_hierarchical(
     node, lane = node_of(rank, groups), lane_of(rank, groups)
     shares = slices(blocks, node)
     top = member(lane, node_of(root, groups))
+    if rank == root:
+        yield from kept("allgather", local, range(blocks))
     if root in node:
         yield from play("scatter", "linear", node, rank, shares, root)
     yield from play("broadcast", across, lane, rank, [shares[node.index(rank)]], top)
-    yield from sparing(root, rank, play("allgather", local, node, rank, shares))
+    yield from sparing(root, rank, play("allgather", local, node, rank, shares, later=True))
 
 
 @algorithm("allgather", "hierarchical", **lanes("allgather", ("allgather",), ("allgather",)))
@@ -127,9 +129,10 @@ def allgather_hierarchical(
         0 <-[0],[2]-> 2  1 <-[1],[3]-> 3    0 <-[0,2],[1,3]-> 1  2 <-[0,2],[1,3]-> 3
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
+    yield from kept("allgather", local, owned((rank,), blocks, size))
     yield from play("allgather", across, lane, rank, [owned((r,), blocks, size) for r in lane])
     shares = [owned(lane_of(r, groups), blocks, size) for r in node]
-    yield from play("allgather", local, node, rank, shares)
+    yield from play("allgather", local, node, rank, shares, later=True)
 
 
 @algorithm(

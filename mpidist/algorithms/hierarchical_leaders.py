@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
-from .levels import leaders_of, leading, member, node_of, owned, play
+from .levels import kept, leaders_of, leading, member, node_of, owned, play
 
 
 @algorithm(
@@ -41,7 +41,7 @@ def allreduce_hierarchical_leaders(
     yield from play("reduce", local, node, rank, whole, node[0])
     if rank in leaders:
         yield from play("allreduce", across, leaders, rank, whole)
-    yield from play("broadcast", local, node, rank, whole, node[0])
+    yield from play("broadcast", local, node, rank, whole, node[0], later=True)
 
 
 @algorithm("reduce", "hierarchical_leaders", **leading("reduce", ("reduce",), ("reduce",)))
@@ -95,9 +95,11 @@ def broadcast_hierarchical_leaders(
     """
     leaders, whole = leaders_of(groups, root), [range(blocks)]
     node = node_of(rank, groups)
+    if rank == root:
+        yield from kept("broadcast", local, range(blocks))
     if rank in leaders:
         yield from play("broadcast", across, leaders, rank, whole, root)
-    yield from play("broadcast", local, node, rank, whole, member(leaders, node))
+    yield from play("broadcast", local, node, rank, whole, member(leaders, node), later=True)
 
 
 @algorithm(
@@ -123,13 +125,15 @@ def allgather_hierarchical_leaders(
         1, 2 --> 0 <-[0,1,2],[3,4]-> 3 <-- 4    then    0 -all-> 1, 2    3 -all-> 4
     """
     node, leaders = node_of(rank, groups), leaders_of(groups)
+    if rank in leaders:
+        yield from kept("broadcast", local, owned((rank,), blocks, size))
     yield from play(
         "gather", "linear", node, rank, [owned((r,), blocks, size) for r in node], node[0]
     )
     if rank in leaders:
         shares = [owned(group, blocks, size) for group in groups]
         yield from play("allgather", across, leaders, rank, shares)
-    yield from play("broadcast", local, node, rank, [range(blocks)], node[0])
+    yield from play("broadcast", local, node, rank, [range(blocks)], node[0], later=True)
 
 
 @algorithm(
@@ -191,4 +195,4 @@ def barrier_hierarchical_leaders(
     yield from play("reduce", local, node, rank, whole, node[0])
     if rank in leaders:
         yield from play("barrier", across, leaders, rank, whole)
-    yield from play("broadcast", local, node, rank, whole, node[0])
+    yield from play("broadcast", local, node, rank, whole, node[0], later=True)

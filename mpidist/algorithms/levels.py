@@ -6,7 +6,7 @@ from typing import Any
 
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Groups, find
-from ..schedule.rounds import Round, on
+from ..schedule.rounds import Copy, Meet, Round, on
 
 Share = Sequence[int]  # the blocks of one rank's part
 Names = tuple[str, ...]
@@ -19,8 +19,9 @@ def play(
     rank: int,
     shares: Sequence[Share],
     root: int = -1,
+    later: bool = False,
 ) -> Iterator[Round]:
-    """Return the rounds of an algorithm run on a subset of the ranks and of the blocks.
+    """Yield the rounds of an algorithm run on a subset of the ranks and of the blocks.
 
     Parameters
     ----------
@@ -35,6 +36,9 @@ def play(
         For collectives without a part per rank, the only share has all blocks to work on.
     root : int
         One of `ranks`, for collectives with a root.
+    later : bool
+        Whether its input is what earlier parts have left in "out", and not the caller's.  All
+        `ranks` then meet first if it uses slots, in which an earlier part may still be read.
     """
     choice, size = find(collective, name), len(ranks)
     algorithm = choice.algorithm
@@ -48,7 +52,19 @@ def play(
 
     at = ranks.index(root) if root in ranks else 0
     part = algorithm.schedule(ranks.index(rank), size, root=at, arity=choice.arity or 2)
-    return on(ranks, part, blocks)
+    if later and algorithm.memory is not None and algorithm.memory.scratch:
+        yield Meet(tuple(ranks))
+    yield from on(ranks, part, blocks, {"in": "out"} if later else None)
+
+
+def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:
+    """Yield a copy of input blocks to "out", if other ranks then read them there.
+
+    `local` is the name of the algorithm of `collective` with which they do: by messages they get
+    what is in "out" in any case.
+    """
+    if find(collective, local).algorithm.memory is not None and blocks:
+        yield Copy(tuple(blocks), tuple(blocks))
 
 
 def node_of(rank: int, groups: Groups) -> tuple[int, ...]:
@@ -134,6 +150,9 @@ def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
             reason = part.unsupported(ranks)
             if reason is not None:
                 return f"{part.label} on {ranks} ranks: {reason}"
+        for name in between:
+            if find(name, across).algorithm.memory is not None:
+                return f"{across} between nodes: expected an algorithm of messages"
         return None
 
     def blocks(size: int, *, groups: Groups, local: str, across: str) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ..schedule.rounds import Parallel, Recv, Round, Schedule, Send, on, steps_of
+from ..schedule.rounds import Fold, Parallel, Recv, Round, Schedule, Send, on, steps_of
 
 
 def turned(
@@ -56,3 +56,20 @@ def onward(rank: int, size: int) -> list[int]:
 def powers(size: int) -> list[int]:
     """Return 1, 2, 4, …: the powers of two below `size`."""
     return [1 << k for k in range((size - 1).bit_length())]
+
+
+def inward(rank: int, size: int) -> tuple[int, ...]:
+    """Return all ranks in the order in which `rank` combines them: itself, then `outward`."""
+    return (rank, *outward(rank, size))
+
+
+def whole_fold(size: int, source: str = "in", own: str | None = None) -> tuple[Fold, ...]:
+    """Return the round that combines all blocks, each in the order of its owner.
+
+    Two ranks have one order, and so one step.
+    """
+    if size <= 2:
+        return (Fold(range(size), blocks=range(size), source=source, own=own),)
+    return tuple(
+        Fold(inward(block, size), blocks=block, source=source, own=own) for block in range(size)
+    )

@@ -16,6 +16,7 @@ from mpidist.schedule import (
     Recv,
     Reduce,
     Send,
+    algorithms,
     on,
     parallel,
     prove,
@@ -65,6 +66,11 @@ def test_steps_need_a_memory():
     fails(get, "Meet needs the memory of other ranks: expected", memory=None)
     with pytest.raises(UnknownName, match="unknown memory 'mapt'; did you mean 'mapped'"):
         prove("barrier", get, 2, memory="mapt")
+
+
+def test_messages_cannot_run_them():
+    shared = {a.name for a in algorithms(one_sided=True)} - {a.name for a in algorithms()}
+    assert {"in_place", "published", "slots"} <= shared
 
 
 # -- races ----------------------------------------------------------------------------------------

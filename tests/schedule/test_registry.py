@@ -27,7 +27,7 @@ def test_an_unknown_name_gives_the_nearest(collective, name, nearest):
 
 
 def test_an_unknown_name_lists_what_there_is():
-    known = "known: auto, dissemination, .*linear, native, single_copy, staged, symmetric, tree"
+    known = "known: auto, dissemination, .*in_place, linear, native, published, single_copy, .*tree"
     with pytest.raises(UnknownName, match=known):
         find("barrier", "xyzzy")
     with pytest.raises(UnknownName, match="did you mean 'symmetric'"):
