@@ -117,6 +117,8 @@ _BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "scatter": lambda n: (n - 1) / n,
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
+    "scan": lambda n: 1.0,
+    "exscan": lambda n: 1.0,
     "barrier": lambda n: 0.0,
 }
 
@@ -133,8 +135,8 @@ def busbw(collective: str, nbytes: int, seconds: float, size: int) -> float:
     """Return the bus bandwidth in GB/s: :func:`algbw` times what a link carries per byte of buffer.
 
     So it is comparable between numbers of ranks.  The formulas are those of nccl-tests
-    (doc/PERFORMANCE.md).  `nbytes` is the whole buffer: the larger one of input and result (of a
-    gather or scatter, the root's).
+    (doc/PERFORMANCE.md), which lacks scans: they count as a reduce does.  `nbytes` is the whole
+    buffer: the larger one of input and result (of a gather or scatter, the root's).
     """
     return algbw(nbytes, seconds) * _BUS_FACTOR[collective](size)
 

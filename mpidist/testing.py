@@ -252,7 +252,10 @@ def _collectives(backend: Backend) -> None:
     each, total = np.arange(4.0 * p), np.arange(4.0 * p) * p + p * (p - 1) / 2
     x, mine = each + comm.rank, slice(4 * comm.rank, 4 * comm.rank + 4)
     joined = np.concatenate([each + r for r in range(p)])
+    sums = [r * each + r * (r - 1) / 2 for r in range(p + 1)]  # of ranks 0 … r - 1
     expected = {
+        "scan": sums[comm.rank + 1],
+        "exscan": sums[comm.rank] if comm.rank else None,
         "allreduce": total,
         "reduce": total if comm.rank == 0 else None,
         "reduce_scatter": total[mine],

@@ -254,7 +254,8 @@ class Trial:
         for block in c.output_blocks(rank, self.size, self.root, self.count):
             if c.reduces:
                 operation = np.bitwise_or if c.idempotent else np.multiply
-                value = operation.reduce([self.values[r, block] for r in range(self.size)])
+                ranks = c.contributions(rank, self.size)
+                value = operation.reduce([self.values[r, block] for r in ranks])
             else:
                 value = self.values[c.origin(rank, block, self.size, self.root, self.count)]
             parts.append(np.full(self.length(rank, "out", block), value, np.int64))

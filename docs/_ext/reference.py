@@ -62,7 +62,8 @@ def shared_table() -> str:
             for crowded in (False, True)
             for start, _ in ranges_of("symmetric", collective, "", crowded)
         ]
-        lines += row(collective, need, *starts)
+        if starts:
+            lines += row(collective, need, *starts)
     return "\n".join(lines) + "\n"
 
 

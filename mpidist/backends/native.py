@@ -26,6 +26,7 @@ from ..operations import (
     narrow,
     widen,
 )
+from ..schedule.contract import COLLECTIVES
 from .program import Action
 
 Actions = list[Action]
@@ -272,6 +273,17 @@ class NativeCollectives:
             return "Reduce_scatter_block", source, out, op
         return "Reduce_scatter", source, out, list(call.counts), op
 
+    def _scan(self, call: Call) -> tuple:
+        return ("Scan", *self._allreduce(call)[1:])
+
+    def _exscan(self, call: Call) -> tuple:
+        op, datatype = self._operation(call.op, call.dtype)
+        if call.out is None:  # on rank 0, where MPI leaves the result undefined
+            out = [np.empty(call.count, call.dtype), call.count, datatype]
+            return "Exscan", self._typed(call.x, datatype), out, op
+        out = self._typed(call.out, datatype)
+        return "Exscan", self._source(call, self._typed(call.x, datatype)), out, op
+
     def _broadcast(self, call: Call) -> tuple:
         return "Bcast", self._moved(call.out, call.dtype), call.root
 
@@ -332,7 +344,7 @@ def _around(call: Call) -> tuple[Actions, Call, Actions]:
     before: Actions = [partial(widen, _view(call.x), wide, divisor)]
     if call.out is None:
         return before, replace(call, dtype=dtype, x=wide), []
-    in_place = call.collective != "reduce_scatter"
+    in_place = not COLLECTIVES[call.collective].per_rank  # else the result is a part of the input
     result = wide if in_place else np.empty(call.out.size, dtype)
     ours = replace(call, dtype=dtype, x=wide, out=result, in_place=in_place)
     return before, ours, [partial(narrow, result, _view(call.out))]

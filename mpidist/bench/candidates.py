@@ -11,6 +11,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, MpidistError, Unsupported
+from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import find
 from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
 from .cases import BARE, Case
@@ -128,19 +129,11 @@ def _unknown(comm: Communicator, name: str, collective: str) -> MpidistError | N
 
 def ours(comm: Communicator, case: Case, algorithm: str) -> Callable[[], Any]:
     """Return a function without arguments that runs a case by mpidist with ``algorithm=``."""
-    x, out, op, root = case.x, case.out, case.op, case.root
-    method = getattr(comm, case.collective)
-    return {
-        "allreduce": partial(method, x, op, out, algorithm),
-        "reduce": partial(method, x, op, root, out, algorithm),
-        "reduce_scatter": partial(method, x, op, out, algorithm),
-        "broadcast": partial(method, x, root, None, algorithm),
-        "allgather": partial(method, x, out, algorithm),
-        "gather": partial(method, x, root, out, algorithm),
-        "scatter": partial(method, x, root, out, algorithm),
-        "alltoall": partial(method, x, out, algorithm),
-        "barrier": partial(method, algorithm),
-    }[case.collective]
+    contract, method = COLLECTIVES[case.collective], getattr(comm, case.collective)
+    if contract.idempotent:
+        return partial(method, algorithm)
+    op, root = [case.op] * contract.reduces, [case.root] * contract.rooted
+    return partial(method, case.x, *op, *root, case.out, algorithm)
 
 
 def mpi_communicator(comm: Communicator) -> Any:
@@ -180,6 +173,8 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
     inside, at_root = case.in_place, case.in_place and here
     source = MPI.IN_PLACE if inside else x
     return {
+        "scan": lambda: partial(mpi.Scan, source, out, op),
+        "exscan": lambda: partial(mpi.Exscan, source, x if out is None else out, op),
         "allreduce": lambda: partial(mpi.Allreduce, source, out, op),
         "reduce": lambda: partial(mpi.Reduce, MPI.IN_PLACE if at_root else x, out, op, root),
         "reduce_scatter": lambda: partial(

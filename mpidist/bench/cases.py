@@ -3,7 +3,8 @@
 All data are windows of one pseudo-random sequence g of small whole numbers.  A *turn* moves every
 window on by one element, on all ranks alike, so that no call finds the result of an earlier one.
 In reductions rank r contributes g[t+7r …], so the result is a window of E[i] = g[i] ∘ g[i+7] ∘
-g[i+14] ∘ …, computed once.  Filling and checking are one pass over memory each.
+g[i+14] ∘ …, with an operand for each rank that contributes, computed once.  Filling and checking
+are one pass over memory each.
 """
 
 from __future__ import annotations
@@ -119,14 +120,9 @@ def rounded_total(
 STRIDE = 7  # between the windows of two ranks
 
 
-def _allreduce(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
+def _whole_reduction(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
     case.sources = [(case.x, g, STRIDE * case.rank)]
-    case.expected = [(case.out, e, 0)]
-
-
-def _reduce(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
-    case.sources = [(case.x, g, STRIDE * case.rank)]
-    if case.rank == case.root:
+    if COLLECTIVES[case.collective].output_blocks(case.rank, case.size, case.root, 1):
         case.expected = [(case.out, e, 0)]
     else:
         case.out = None
@@ -201,8 +197,10 @@ def _barrier(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
 
 
 LAYOUT = {
-    "allreduce": _allreduce,
-    "reduce": _reduce,
+    "allreduce": _whole_reduction,
+    "reduce": _whole_reduction,
+    "scan": _whole_reduction,
+    "exscan": _whole_reduction,
     "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,
     "allgather": _allgather,
@@ -339,11 +337,15 @@ class Workload:
         self.bounds: Bounds | None = None
         if self.op is None:
             self.e = self.g
-        elif data is not None:
-            self.bounds = rounded_total(self.g, size, count + TURNS, STRIDE)
+            return
+        assert contract.contributions is not None
+        ranks = contract.contributions(rank, size) or range(1)  # without any there is no result
+        first = self.g[STRIDE * ranks.start :]
+        if data is not None:
+            self.bounds = rounded_total(first, len(ranks), count + TURNS, STRIDE)
             self.e = self.bounds[0]
         else:
-            self.e = combine(self.op, self.g, size, count + TURNS, STRIDE)
+            self.e = combine(self.op, first, len(ranks), count + TURNS, STRIDE)
 
     def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
         """Return a copy of the workload on new buffers from `empty`, with the same input data.

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..device.array import DeviceArray
 from ..device.recognise import copy_of, describe, is_on_device
-from ..operations import check_defined, find_op
+from ..operations import Op, check_defined, find_op, is_mean
 from ..schedule.contract import COLLECTIVES
 from .arrays import (
     as_input,
@@ -29,10 +29,6 @@ from .arrays import (
 from .call import Call, Caller, Prepared
 
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
-_STAGED = (
-    "reduce_scatter",
-    "alltoall",
-)  # in place on the host they overwrite input still to be read
 
 
 @lru_cache(maxsize=1024)
@@ -95,6 +91,8 @@ def prepare(
         return Prepared(Call(collective, rank, size, 0, x.dtype, x, out), None)
     if contract.reduces:
         op = find_op(op, commute)
+        if not contract.averages:
+            check_no_mean(collective, op, place)
     root = place.check_rank(root, "root") if contract.rooted else 0
     brings, gets, joins, deals, compared = _share(collective, rank, size, root)
 
@@ -156,7 +154,7 @@ def prepare(
                 in_place = source is not None and source.nbytes > 0
             elif source is not None and out is not None:
                 in_place = _is_in_place(source, target, own, place)
-            if in_place and collective in _STAGED and type(target) is np.ndarray:
+            if in_place and contract.rereads and type(target) is np.ndarray:
                 target, in_place = None, False
         if target is None:
             target = staging = np.empty(result.size, dtype)
@@ -167,12 +165,22 @@ def prepare(
     return Prepared(call, result, staging, scalar, shown, fresh)
 
 
-def apart(call: Call, stream: int) -> Call:
-    """Return an in-place alltoall with a copy of its input as `x`; return any other call unchanged.
+def check_no_mean(collective: str, op: Op, place: Caller) -> None:
+    """Raise InvalidArgument for a mean, in a collective that combines some ranks' data only."""
+    if is_mean(op):
+        raise place.wrong(
+            f"op='mean': {collective} combines a different number of contributions on each rank; "
+            "expected 'sum', divided by that number afterwards"
+        )
 
-    In place, a part could be overwritten before it is sent.  The copy is queued on a GPU `stream`.
+
+def apart(call: Call, stream: int) -> Call:
+    """Return an in-place call with a copy of its input as `x` where it would be overwritten unread.
+
+    So it is of alltoall and exscan; other calls are returned unchanged.  The copy is queued on a
+    GPU `stream`.
     """
-    if call.collective != "alltoall" or not call.in_place:
+    if COLLECTIVES[call.collective].input_buffer != "in" or not call.in_place:
         return call
     return replace(call, x=copy_of(call.x, stream), in_place=False)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial, wraps
-from itertools import accumulate
 from typing import Any, Concatenate, ParamSpec
 from weakref import WeakSet
 
@@ -24,7 +23,7 @@ from ..calls.prepare import Caller, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_same_call
 from ..engine.calibration import from_environment
-from ..engine.messages import PointToPoint, PostedMessage, as_bytes
+from ..engine.messages import PointToPoint, PostedMessage
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
@@ -43,6 +42,7 @@ from ..shared_memory import NEEDS, check_shape
 from ..topology import Topology
 from ..trace import Served
 from .explain import example_call
+from .objects import Pickled, all_pickled, combined, pickled, reasons, unpickled
 from .tracing import Traced, Tracing
 
 DEBUG = "MPIDIST_DEBUG"
@@ -531,6 +531,81 @@ class Communicator:
             out,
         )
 
+    def scan(
+        self,
+        x: Any,
+        op: str | Op | Callable = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        commute: bool | None = None,
+    ) -> Any:
+        """Combine the arrays of ranks 0 … r elementwise on rank r, in the order of the ranks.
+
+        Parameters
+        ----------
+        x, out, algorithm, commute
+            See :meth:`allreduce`, also for the exceptions.
+        op : str, Op or callable
+            See :meth:`allreduce`; not "mean".
+
+        Returns
+        -------
+        ndarray
+            `out`, or a new array of the shape and dtype of `x`.
+        """
+        key = ("scan", id(x), id(out), op, algorithm, commute)
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
+            return out
+        return self._run(
+            "scan",
+            partial(prepare, "scan", self._place, x, out, op, commute),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
+    def exscan(
+        self,
+        x: Any,
+        op: str | Op | Callable = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        *,
+        commute: bool | None = None,
+    ) -> Any:
+        """Combine the arrays of ranks 0 … r-1 elementwise on rank r: an exclusive :meth:`scan`.
+
+        Parameters
+        ----------
+        x, op, algorithm, commute
+            See :meth:`scan`, also for the exceptions.
+        out : ndarray, tensor or buffer, optional
+            Memory for the result, of the shape and dtype of `x`; ignored on rank 0.
+
+        Returns
+        -------
+        ndarray or None
+            `out`, or a new array of the shape and dtype of `x`; None on rank 0, which has no ranks
+            before it.  Its `out` stays as it is: it may hold what the sum of nothing is to be.
+        """
+        key = ("exscan", id(x), id(out), op, algorithm, commute)
+        bound = self._find(key, x, out)
+        if bound is not None:
+            bound.run()
+            return out if self.rank else None
+        return self._run(
+            "exscan",
+            partial(prepare, "exscan", self._place, x, out, op, commute),
+            algorithm,
+            key,
+            x,
+            out,
+        )
+
     def scatter(
         self,
         x: Any,
@@ -642,6 +717,8 @@ class Communicator:
     iallgather = begun(allgather)
     igather = begun(gather)
     ireduce_scatter = begun(reduce_scatter)
+    iscan = begun(scan)
+    iexscan = begun(exscan)
     iscatter = begun(scatter)
     ialltoall = begun(alltoall)
     ibarrier = begun(barrier)
@@ -903,13 +980,12 @@ class Communicator:
             On every rank, if the object cannot be pickled.
         """
         root = self._place.check_root(root)
-        data, error = self._pickled(value) if self.rank == root else (_NOTHING, None)
-        length = int(self.broadcast(np.array([-data.size if error else data.size]), root)[0])
-        if self.rank != root:
-            data = np.empty(abs(length), np.uint8)
+        mine = pickled(self._place, value) if self.rank == root else Pickled(_NOTHING, [0])
+        length = int(self.broadcast(np.array(mine.counts), root)[0])
+        data = mine.data if self.rank == root else np.empty(abs(length), np.uint8)
         self.broadcast(data, root)
         if length < 0:
-            raise InvalidArgument(bytes(data).decode()) from error
+            raise InvalidArgument(bytes(data).decode()) from mine.error
         return value if self.rank == root else pickle.loads(data.data)
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -920,25 +996,129 @@ class Communicator:
         InvalidArgument
             On every rank, if an object cannot be pickled.
         """
-        data, error = self._pickled(value)
-        sizes = self.allgather(np.array([-data.size if error else data.size])).tolist()
-        joined = self.allgather(data, counts=list(map(abs, sizes)))
-        starts = [0, *accumulate(map(abs, sizes))]
-        parts = [joined[a:b].data for a, b in zip(starts, starts[1:])]
-        reasons = [bytes(part).decode() for part, size in zip(parts, sizes) if size < 0]
-        if reasons:
-            raise InvalidArgument("; ".join(reasons)) from error
-        return [pickle.loads(part) for part in parts]
+        mine = pickled(self._place, value)
+        counts = self.allgather(np.array(mine.counts)).tolist()
+        self._check_pickled(mine, counts)
+        return unpickled(self.allgather(mine.data, counts=counts), counts)
 
-    def _pickled(self, value: Any) -> tuple[np.ndarray, InvalidArgument | None]:
-        """Return a pickled object as an array of bytes, and None; or an error's text and the error.
+    def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the list of all ranks' objects, in rank order, on `root`; None elsewhere.
 
-        The text must reach the other ranks, which wait for the object.
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if an object cannot be pickled.
         """
-        try:
-            return as_bytes(value, self.rank), None
-        except InvalidArgument as error:
-            return np.frombuffer(str(error).encode(errors="replace"), np.uint8), error
+        root = self._place.check_root(root)
+        mine = pickled(self._place, value)
+        counts = self.allgather(np.array(mine.counts)).tolist()
+        self._check_pickled(mine, counts)
+        joined = self.gather(mine.data, root, counts=counts)
+        return None if joined is None else unpickled(joined, counts)
+
+    def scatter_object(self, values: Any, root: int = 0) -> Any:
+        """Send each rank its object of the root's list, pickled; return it.
+
+        Parameters
+        ----------
+        values : sequence
+            On the root, an object for each rank; ignored elsewhere.
+        root : int
+            Rank that has the objects.
+
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if the root has not one object for each rank, or one cannot be pickled.
+        """
+        root = self._place.check_root(root)
+        mine = Pickled(_NOTHING, [0] * self.size)
+        if self.rank == root:
+            mine = all_pickled(self._place, values)
+        counts = self.broadcast(np.array(mine.counts), root).tolist()
+        if counts[0] < 0:
+            reason = mine.data if self.rank == root else np.empty(-counts[0], np.uint8)
+            raise InvalidArgument(bytes(self.broadcast(reason, root)).decode()) from mine.error
+        out = np.empty(counts[self.rank], np.uint8)
+        return pickle.loads(self.scatter(mine.data, root, out, counts=counts).data)
+
+    def alltoall_object(self, values: Any) -> list[Any]:
+        """Send object d of `values` to rank d; return the list of the objects sent to this rank.
+
+        Parameters
+        ----------
+        values : sequence
+            An object for each rank.
+
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if one has not an object for each rank, or one cannot be pickled.
+        """
+        mine = all_pickled(self._place, values)
+        counts = self.alltoall(np.array(mine.counts)).tolist()
+        self._check_pickled(mine, counts)
+        known = {"counts": mine.counts, "receives": counts}
+        make = partial(prepare, "alltoall", self._place, mine.data, **known)
+        return unpickled(self._run("alltoall", make, "auto"), counts)
+
+    def reduce_object(self, value: Any, function: Callable[[Any, Any], Any], root: int = 0) -> Any:
+        """Combine the objects of all ranks by a function, in rank order; `root` gets the result.
+
+        Parameters
+        ----------
+        value : object
+            This rank's object.
+        function : callable
+            ``f(a, b)`` returns the combination of two objects; `a` may be changed.  It is called on
+            the root only, from left to right, so it need be neither commutative nor associative.
+        root : int
+            Rank that receives the result.
+
+        Returns
+        -------
+        object
+            The combination on the root; None elsewhere.
+
+        Raises
+        ------
+        InvalidArgument
+            On every rank, if an object cannot be pickled, or the function raises.
+        """
+        return self._reduced(value, function, self._place.check_root(root), shared=False)
+
+    def allreduce_object(self, value: Any, function: Callable[[Any, Any], Any]) -> Any:
+        """Combine the objects of all ranks by a function, in rank order, on every rank.
+
+        The parameters and exceptions are those of :meth:`reduce_object`; the root is rank 0, whose
+        result is pickled for the others.
+        """
+        return self._reduced(value, function, 0, shared=True)
+
+    def _reduced(
+        self, value: Any, function: Callable[[Any, Any], Any], root: int, shared: bool
+    ) -> Any:
+        """Return the combined objects on the root, and if `shared` on every rank."""
+        if not callable(function):
+            raise self._place.wrong(f"function={function!r}: expected a function of two objects")
+        values = self.gather_object(value, root)
+        result = failure = None
+        if values is not None:
+            try:
+                result = combined(self._place, values, function)
+            except InvalidArgument as error:
+                failure = error
+        reason = failure and str(failure)
+        reason, everyones = self.broadcast_object((reason, result if shared else None), root)
+        if reason is not None:
+            raise InvalidArgument(reason) from failure and failure.__cause__
+        return everyones if shared else result
+
+    def _check_pickled(self, mine: Pickled, counts: Sequence[int]) -> None:
+        """Raise InvalidArgument if a rank has a negative number in `counts`; collective then."""
+        if min(counts) < 0:
+            joined = self.allgather(mine.reason, counts=[max(-count, 0) for count in counts])
+            raise InvalidArgument(reasons(joined, counts)) from mine.error
 
     # -- structure ------------------------------------------------------------------------------
 

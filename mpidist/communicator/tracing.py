@@ -33,7 +33,10 @@ _PROFILER = "torch.autograd.profiler"
 _DETAILS = ("call", "comm", "served", "code", "instruction")  # of a collective
 TRIPS = 20  # round trips to a node, of which the shortest counts
 
-OBJECTS = ("broadcast_object", "allgather_object")
+OBJECTS = (
+    *("broadcast_object", "allgather_object", "gather_object", "scatter_object"),
+    *("alltoall_object", "reduce_object", "allreduce_object"),
+)
 SENDS = {"send": "array", "isend": "array", "send_object": "object", "post_send": "posted"}
 RECEIVES = {"recv": "array", "irecv": "array", "recv_object": "object", "post_recv": "posted"}
 OTHERS = ("wait_all", "split", "empty")

@@ -55,7 +55,7 @@ def chunks(call: Call, nbytes: int) -> Iterator[Chunk]:
 
 
 def _elementwise_chunks(call: Call, max_elements: int) -> Iterator[Chunk]:
-    """Yield the chunks of an allreduce, reduce or broadcast: arrays not divided among ranks."""
+    """Yield the chunks of arrays that are not divided among the ranks, as in an allreduce."""
     for first in range(0, max(call.count, 1), max_elements):
         extent = ((first, min(first + max_elements, call.count)),)
         yield Chunk(extent if call.x is not None else (), extent if call.out is not None else ())

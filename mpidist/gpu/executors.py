@@ -15,6 +15,7 @@ import numpy as np
 
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
+from ..schedule.contract import COLLECTIVES
 from ..selection.config import switch
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
@@ -82,9 +83,10 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
 
 
 VARIABLE = "MPIDIST_GPU"
+_WITH_DATA = [c for c in COLLECTIVES.values() if not c.idempotent]
 CLASSES: dict[str, tuple[str, ...]] = {
-    "reductions": ("allreduce", "reduce", "reduce_scatter"),
-    "movement": ("broadcast", "allgather", "gather", "scatter", "alltoall"),
+    "reductions": tuple(c.name for c in _WITH_DATA if c.reduces),
+    "movement": tuple(c.name for c in _WITH_DATA if not c.reduces),
     "messages": ("send", "recv"),
 }
 """The classes of operations; one executor serves all operations of a class."""

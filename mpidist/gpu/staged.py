@@ -29,28 +29,32 @@ from ..device.array import DeviceArray
 from ..device.base import Device, InFlight
 from ..engine.service import Service
 from ..engine.work import Work
+from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Choice
 from .chunks import Chunk, Extent, chunks, elements
 
-_SHARED = ("allreduce", "reduce", "broadcast")  # result and input have the same length
+
+def _shared(call: Call) -> bool:
+    """Return whether a chunk's input and result are one memory of the same length."""
+    return COLLECTIVES[call.collective].same_length
 
 
 def bytes_needed(call: Call, chunk: Chunk) -> int:
     """Return the bytes of host memory for a chunk's result, and its input if that is separate."""
     input_size, output_size = elements(chunk.input_extents), elements(chunk.output_extents)
-    count = max(input_size, output_size) if call.collective in _SHARED else input_size + output_size
+    count = max(input_size, output_size) if _shared(call) else input_size + output_size
     return count * call.dtype.itemsize
 
 
 def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return views of a chunk's input and of its result in `memory`.
 
-    `memory` has :func:`bytes_needed` bytes.  The views overlap in an allreduce, reduce or
-    broadcast.
+    `memory` has :func:`bytes_needed` bytes.  The views overlap where the contract allows it
+    (:attr:`~mpidist.schedule.contract.Contract.same_length`).
     """
     size = call.dtype.itemsize
     inputs, outputs = elements(chunk.input_extents) * size, elements(chunk.output_extents) * size
-    start = 0 if call.collective in _SHARED else outputs
+    start = 0 if _shared(call) else outputs
     return memory[start : start + inputs].view(call.dtype), memory[:outputs].view(call.dtype)
 
 
@@ -58,7 +62,7 @@ def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepa
     """Return a chunk of a call as a call on the chunk's host arrays, with no further checks."""
     source = None if call.x is None else x
     target = None if call.out is None else out
-    in_place = call.collective in _SHARED and source is not None and target is not None
+    in_place = _shared(call) and source is not None and target is not None
     part = replace(
         call,
         x=source,

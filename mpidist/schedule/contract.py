@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 BlockRange = Callable[[int, int, int, int], range]  # (rank, size, root, number of blocks)
+RankRange = Callable[[int, int], range]  # (rank, size)
 Datum = tuple[int, int]
 
 
@@ -30,8 +32,9 @@ class Contract:
         The buffer that holds the input at the start.
     rooted : bool
         Whether the collective has a root.
-    reduces : bool
-        Whether contributions are combined: every output block has each rank's contribution once.
+    contributions : callable or None
+        For collectives that combine: ``f(rank, size)`` returns the range of ranks whose
+        contributions an output block of `rank` has, each of them once.
     idempotent : bool
         Whether the same contribution may be combined more than once, as in a barrier.
     per_rank : bool
@@ -46,10 +49,30 @@ class Contract:
     output_blocks: BlockRange
     input_buffer: str = "out"
     rooted: bool = False
-    reduces: bool = False
+    contributions: RankRange | None = None
     idempotent: bool = False
     per_rank: bool = False
     origin: Callable[[int, int, int, int, int], Datum] | None = None
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether contributions are combined; else data only move."""
+        return self.contributions is not None
+
+    @cached_property
+    def averages(self) -> bool:
+        """Whether a mean is defined: every result has the contributions of all ranks."""
+        return self.contributions is _all_ranks
+
+    @cached_property
+    def same_length(self) -> bool:
+        """Whether the result is as long as the input and may take its place block by block."""
+        return not self.per_rank and self.input_buffer == "out"
+
+    @cached_property
+    def rereads(self) -> bool:
+        """Whether input is still read when the result is written, so that in place needs a copy."""
+        return self.input_buffer == "in" or (self.per_rank and self.reduces)
 
     def default_blocks(self, size: int) -> int:
         """Return the block count if an algorithm declares none: `size` if `per_rank`, else 1."""
@@ -81,6 +104,22 @@ def _at_root(rank: int, size: int, root: int, n: int) -> range:
     return range(n) if rank == root else range(0)
 
 
+def _after_rank_0(rank: int, size: int, root: int, n: int) -> range:
+    return range(n) if rank else range(0)
+
+
+def _all_ranks(rank: int, size: int) -> range:
+    return range(size)
+
+
+def _up_to_own(rank: int, size: int) -> range:
+    return range(rank + 1)
+
+
+def _below_own(rank: int, size: int) -> range:
+    return range(rank)
+
+
 def _from_root(rank: int, block: int, size: int, root: int, n: int) -> Datum:
     return root, block
 
@@ -97,15 +136,17 @@ def _transposed(rank: int, block: int, size: int, root: int, n: int) -> Datum:
 COLLECTIVES: dict[str, Contract] = {
     contract.name: contract
     for contract in (
-        Contract("allreduce", _every, _every, reduces=True),
-        Contract("reduce", _every, _at_root, rooted=True, reduces=True),
+        Contract("allreduce", _every, _every, contributions=_all_ranks),
+        Contract("reduce", _every, _at_root, rooted=True, contributions=_all_ranks),
         Contract("broadcast", _at_root, _every, rooted=True, origin=_from_root),
         Contract("allgather", _own, _every, per_rank=True, origin=_from_owner),
-        Contract("reduce_scatter", _every, _own, reduces=True, per_rank=True),
+        Contract("reduce_scatter", _every, _own, contributions=_all_ranks, per_rank=True),
         Contract("gather", _own, _at_root, rooted=True, per_rank=True, origin=_from_owner),
         Contract("scatter", _at_root, _own, rooted=True, per_rank=True, origin=_from_root),
         Contract("alltoall", _every, _every, input_buffer="in", per_rank=True, origin=_transposed),
-        Contract("barrier", _every, _every, reduces=True, idempotent=True),
+        Contract("scan", _every, _every, contributions=_up_to_own),
+        Contract("exscan", _every, _after_rank_0, input_buffer="in", contributions=_below_own),
+        Contract("barrier", _every, _every, contributions=_all_ranks, idempotent=True),
     )
 }
-"""The nine collectives by name."""
+"""The collectives by name."""

@@ -190,29 +190,33 @@ class SymbolicMemory:
         unordered : tuple of int or None
             Rank and block of the first result not combined in rank order; None if all are.
         identical : bool
-            Whether all ranks compute each result by the same expression.
+            Whether all ranks compute each result of the same contributions by the same expression.
         """
         contract, size, root, n = self.contract, self.size, self.root, self.count
         unordered: tuple[int, int] | None = None
         identical = True
-        first: dict[int, int] = {}
+        first: dict[tuple[int, range | None], int] = {}
         for rank in range(size):
+            ranks = None if contract.contributions is None else contract.contributions(rank, size)
             for block in contract.output_blocks(rank, size, root, n):
-                value = self._result(rank, block, rounds[rank])
+                value = self._result(rank, block, rounds[rank], ranks)
                 if unordered is None and not self.terms.in_order(value):
                     unordered = (rank, block)
-                if contract.reduces:
-                    identical = identical and first.setdefault(block, value) == value
+                if ranks is not None:
+                    identical = identical and first.setdefault((block, ranks), value) == value
         return unordered, identical
 
-    def _result(self, rank: int, block: int, rounds: int) -> int:
+    def _result(self, rank: int, block: int, rounds: int, ranks: range | None) -> int:
         value = self.values[rank]["out"].get(block)
         if value is None:
             message = "the result is never written"
             raise ScheduleError(message, rank=rank, round=rounds or None, block=block)
-        expected = None
-        if self.contract.origin is not None:
+        expected: tuple[int, int] | range
+        if ranks is None:
+            assert self.contract.origin is not None
             expected = self.contract.origin(rank, block, self.size, self.root, self.count)
+        else:
+            expected = ranks
         fault = self.terms.fault(value, block, expected)
         if fault:
             last = self.written[rank].get(("out", block), rounds) or None

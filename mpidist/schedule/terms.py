@@ -15,7 +15,6 @@ class Terms:
 
     def __init__(self, size: int, idempotent: bool = False):
         self.size, self.idempotent = size, idempotent
-        self._everyone = (1 << size) - 1
         self._leaves: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
         self._unions: dict[tuple[int, int], int] = {}
@@ -108,14 +107,14 @@ class Terms:
         """Return whether a value combines contributions in rank order."""
         return self._sorted[value]
 
-    def fault(self, value: int, block: int, expected: tuple[int, int] | None) -> str | None:
+    def fault(self, value: int, block: int, expected: tuple[int, int] | range) -> str | None:
         """Return what is wrong with a value at the end of a schedule, or None if it is right.
 
-        The right value is the contribution `expected`, a (rank, block); if that is None, it is
-        `block` of all ranks combined.
+        The right value is the contribution `expected`, a (rank, block); or, if that is a range of
+        ranks, their contributions to `block`, combined.
         """
         mask = self._mask[value]
-        if expected is not None:
+        if not isinstance(expected, range):
             found = (self._low[value], self._block[value])
             if mask & (mask - 1) == 0 and found == expected:
                 return None
@@ -125,8 +124,11 @@ class Terms:
             )
         if self._block[value] != block:
             return f"a value of block {self._block[value]}"
-        if mask != self._everyone:
-            return f"a value that lacks {self._ranks(self._everyone & ~mask)}"
+        wanted = (1 << expected.stop) - (1 << expected.start)
+        if wanted & ~mask:
+            return f"a value that lacks {self._ranks(wanted & ~mask)}"
+        if mask != wanted:
+            return f"a value with the contribution of {self._ranks(mask & ~wanted)} too"
         return None
 
     def _new(self, block: int, mask: int, low: int, high: int, in_order: bool) -> int:

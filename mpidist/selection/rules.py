@@ -263,6 +263,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_NATIVE,
         *_without_native(("bruck", 0, 4 << 10), ("pairwise", 4 << 10, ANY)),
     ),
+    **dict.fromkeys(
+        ("scan", "exscan"),
+        (
+            *_NATIVE,
+            *_without_native(("recursive_doubling", 0, 64 << 10), ("chain", 64 << 10, ANY)),
+        ),
+    ),
     "barrier": (
         *_SYMMETRIC,
         *_LEADERS,

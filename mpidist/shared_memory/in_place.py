@@ -125,8 +125,10 @@ class Symmetric(Executor):
             return NO_HEAP
         if call.collective == "barrier":
             return None
+        if call.collective not in NEEDS:
+            return f"there is no {call.collective} in symmetric memory"
         if location_of(call, heap) is None:
-            return f"{NEEDS.get(call.collective, 'x')} is no array of comm.empty()"
+            return f"{NEEDS[call.collective]} is no array of comm.empty()"
         return (
             "the counts of the other ranks are unknown (uneven alltoall)"
             if call.uneven_alltoall

@@ -38,6 +38,26 @@ def subtrees(p):
     return sum(min(rank & -rank, p - rank) for rank in range(1, p))
 
 
+def scanned(p):
+    """Messages of a scan by recursive doubling: of all ranks but those without a partner."""
+    return p * lg(p) - (1 << lg(p)) + 1
+
+
+def up_and_down(p):
+    """Messages of a scan up and down a binomial tree."""
+    return 2 * p - 1 - bin(p).count("1") - floor_lg(p)
+
+
+def up_and_down_in_turn(p):
+    """The distances d with 2d <= p on the way up, and with 3d <= p on the way down."""
+    return floor_lg(p) + (p // 3).bit_length()
+
+
+def moved(form):
+    """An exclusive scan: all data move by one rank, then the others scan."""
+    return lambda p: p - 1 + form(p - 1) if p > 1 else 0
+
+
 def bits(p):
     return sum(bin(number).count("1") for number in range(p))
 
@@ -120,6 +140,18 @@ FORMS = {
     "alltoall linear": ALL_AT_ONCE,
     "alltoall pairwise": RING,
     "alltoall bruck": (lg, lambda p: p * lg(p), lambda p: p * bits(p)),
+    "scan chain": LINES,
+    "scan recursive_doubling": (lg, scanned, scanned),
+    "scan binomial": (up_and_down_in_turn, up_and_down, up_and_down),
+    "exscan chain": (LINES[0], *(moved(LINES[0]),) * 2),
+    "exscan recursive_doubling": (
+        lambda p: 1 + lg(p - 1) if p > 1 else 0,
+        *(moved(scanned),) * 2,
+    ),
+    "exscan binomial": (
+        lambda p: 1 + up_and_down_in_turn(p - 1) if p > 1 else 0,
+        *(moved(up_and_down),) * 2,
+    ),
     "barrier linear": UP_AND_DOWN,
     "barrier tree": TWO_TREES,
     "barrier dissemination": DISSEMINATION,
@@ -213,6 +245,12 @@ def test_bytes_per_rank(p):
         "gather linear": 1 / p,
         "gather binomial": 1 / 2,
         "scatter binomial": once,
+        "scan chain": 1,
+        "scan recursive_doubling": lg(p),
+        "scan binomial": log2(p),
+        "exscan chain": 2,
+        "exscan recursive_doubling": 1 + lg(p),
+        "exscan binomial": 1 + log2(p),
     }
     for label, bound in most.items():
         proof = prove(*label.split(), p)

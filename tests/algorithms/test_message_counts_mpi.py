@@ -67,6 +67,8 @@ def arrays(comm, collective, n, root):
         "reduce_scatter": (n, each),
         "scatter": (n if at_root else None, each),
         "alltoall": (n, n),
+        "scan": (n, n),
+        "exscan": (n, n),
         "barrier": (None, None),
     }[collective]
     assert n % p == 0

@@ -100,6 +100,8 @@ def test_bandwidths_are_those_of_nccl_tests():
         "scatter": 3.0,
         "broadcast": 4.0,
         "reduce": 4.0,
+        "scan": 4.0,
+        "exscan": 4.0,
         "barrier": 0.0,
     }
     assert set(expected) == set(COLLECTIVES)

@@ -14,6 +14,7 @@ from mpidist.communicator.communicator import Communicator
 from mpidist.errors import InvalidArgument, UnsupportedDtype
 from mpidist.operations import UFUNCS, Op
 from mpidist.schedule import algorithms
+from mpidist.schedule.contract import COLLECTIVES as contracts
 from mpidist.selection.config import CollectiveConfig
 from tests.support.collective_cases import names
 
@@ -34,7 +35,7 @@ NUMPY = {
 PATHS = ("auto", "native", "ring", "recursive_doubling", "linear", "symmetric", "staged")
 PATHS += ("single_copy", "apart: auto", "apart: native", "apart: ring")
 """Algorithms; "apart" is with every rank on a node of its own."""
-COLLECTIVES = ("allreduce", "reduce", "reduce_scatter")
+COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
 ROWS = 257  # of each rank's part; the library's loops for vectors have remainders
 TURNS = 3  # from the third on a call is bound
 
@@ -72,6 +73,8 @@ def skip_unless_served(comm, algorithm):
 
 def has(comm, collective, algorithm):
     """Whether a collective has an algorithm of that name, for so many ranks."""
+    if collective in ("scan", "exscan") and algorithm in ("symmetric", "staged", "single_copy"):
+        return False
     if algorithm in ("auto", "native", "symmetric", "staged", "single_copy"):
         return True
     found = [a for a in algorithms(collective) if a.name == algorithm]
@@ -79,16 +82,19 @@ def has(comm, collective, algorithm):
 
 
 def results(path, op, data):
-    """Yield the name of a form, a copy of its result here, and the numbers of its elements.
+    """Yield the name of a form, its turn, a copy of its result here, and how to get what is right.
 
-    `data` gives the input of a rank at a turn: with other data each time, into the same arrays.
+    The last two are the ranks that contribute, and the numbers of the result's elements.  `data`
+    gives the input of a rank at a turn: with other data each time, into the same arrays.
     """
     comm, algorithm = path
     mine = data(comm.rank, 0)
     root, part = comm.size - 1, slice(ROWS * comm.rank, ROWS * (comm.rank + 1))
     for collective in COLLECTIVES:
-        if not has(comm, collective, algorithm):
+        contract = contracts[collective]
+        if not has(comm, collective, algorithm) or (op == "mean" and not contract.averages):
             continue
+        ranks = contract.contributions(comm.rank, comm.size)
         length = ROWS if collective == "reduce_scatter" else mine.size
         new = comm.empty if algorithm == "symmetric" else np.empty
         x, out = new(mine.size, mine.dtype), new(length, mine.dtype)
@@ -99,22 +105,22 @@ def results(path, op, data):
             x[:] = data(comm.rank, turn)
             got = getattr(comm, collective)(x, **given)
             if got is not None:
-                yield f"{collective} turn {turn}", turn, got.copy(), cut
+                yield f"{collective} turn {turn}", turn, got.copy(), ranks, cut
         if algorithm in ("staged", "single_copy"):
             continue  # they have no form in the background
         for turn in range(TURNS):
             x[:] = data(comm.rank, turn)
             got = getattr(comm, f"i{collective}")(x, **given).wait()
             if got is not None:
-                yield f"i{collective} turn {turn}", turn, got.copy(), cut
+                yield f"i{collective} turn {turn}", turn, got.copy(), ranks, cut
 
 
 def check(path, op, data, fold):
     """Compare every form with what `fold` makes of all ranks' inputs."""
     comm, algorithm = path
-    right = [fold([data(rank, turn) for rank in range(comm.size)]) for turn in range(TURNS)]
-    for form, turn, got, cut in results(path, op, data):
-        expected = right[turn][cut]
+    right = lru_cache(lambda ranks, turn: fold([data(rank, turn) for rank in ranks]))
+    for form, turn, got, ranks, cut in results(path, op, data):
+        expected = right(ranks, turn)[cut]
         assert got.dtype == data(comm.rank, turn).dtype
         if got.dtype in HALVES.values():  # numpy knows no NaN of bfloat16
             got, expected = got.astype("f8"), expected.astype("f8")
@@ -252,7 +258,7 @@ def test_mean_of_half_precision(path, name):
         return x.astype(dtype)
 
     everyone = [[data(r, t).astype("f8") for r in range(size)] for t in range(TURNS)]
-    for form, turn, got, cut in results(path, "mean", data):
+    for form, turn, got, _, cut in results(path, "mean", data):
         assert got.dtype == dtype and np.isfinite(got.astype("f8")).all(), form
         exact = np.mean(everyone[turn], axis=0)[cut]
         room = np.mean(np.abs(everyone[turn]), axis=0)[cut] * eps * (size + 1)
@@ -296,7 +302,43 @@ def test_undefined_operations_are_refused(path):
                 call(np.ones(comm.size, dtype), op, algorithm=algorithm)
 
 
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+@pytest.mark.parametrize("algorithm", names("scan"))
+def test_a_scan_has_no_mean(comm, collective, algorithm):
+    for form in ("", "i"):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: op='mean': {collective}"):
+            getattr(comm, form + collective)(np.ones(3), "mean", algorithm=algorithm)
+
+
 # -- functions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", names("scan"))
+@pytest.mark.parametrize("n", [1, 5, 1009])
+def test_scans_keep_the_order_of_ranks(comm, algorithm, n):
+    """Affine maps, composed: f(x) = ax + b with a in the upper bits and b in the lower ones."""
+
+    def compose(first, then):
+        a, b = first >> 16, first & 0xFFFF
+        c, d = then >> 16, then & 0xFFFF
+        return (a * c % 251) << 16 | (c * b + d) % 251
+
+    def contribution(rank):
+        return (rank + 2) << 16 | (np.arange(n) + 3 * rank) % 251
+
+    right = [contribution(0)]
+    for rank in range(1, comm.size):
+        right.append(compose(right[-1], contribution(rank)))
+    op, mine = Op(compose, commute=False), contribution(comm.rank)
+    for form in ("", "i"):
+        for _ in range(TURNS):
+            got = getattr(comm, f"{form}scan")(mine, op, algorithm=algorithm)
+            np.testing.assert_array_equal(got.wait() if form else got, right[comm.rank])
+            got = getattr(comm, f"{form}exscan")(mine, op, algorithm=algorithm)
+            got = got.wait() if form else got
+            assert (got is None) == (comm.rank == 0)
+            if comm.rank:
+                np.testing.assert_array_equal(got, right[comm.rank - 1])
 
 
 def test_functions_of_numpy(path):
@@ -319,10 +361,11 @@ def compare_function(path, function):
             total = function(total, array).astype(array.dtype)
         return total
 
-    right = [fold([data(r, t) for r in range(size)]) for t in range(TURNS)]
-    for form, turn, got, cut in results(path, function, data):
-        if not np.array_equal(got, right[turn][cut]):
-            np.testing.assert_allclose(got, right[turn][cut], rtol=1e-12, err_msg=form)
+    right = lru_cache(lambda ranks, turn: fold([data(rank, turn) for rank in ranks]))
+    for form, turn, got, ranks, cut in results(path, function, data):
+        expected = right(ranks, turn)[cut]
+        if not np.array_equal(got, expected):
+            np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=form)
 
 
 @pytest.mark.parametrize("function", [np.subtract, np.divide, np.power, np.matmul, np.sin])

@@ -25,6 +25,10 @@ def begin(comm, collective, name, n, mark):
         return call(own, algorithm=name), summed
     if collective == "reduce":
         return call(own, root=root, algorithm=name), summed if rank == root else None
+    if collective in ("scan", "exscan"):
+        ranks = range(rank + (collective == "scan"))
+        expected = sum(cases.part(r, n) + mark for r in ranks) if ranks else None
+        return call(own, algorithm=name), expected
     if collective == "broadcast":
         x = own if rank == root else np.zeros_like(own)
         return call(x, root, algorithm=name), cases.part(root, n) + mark

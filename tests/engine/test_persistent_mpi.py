@@ -336,6 +336,8 @@ def test_all_collectives_repeated_with_new_data(own):
             "allgather": (small, big),
             "reduce_scatter": (big, small),
             "alltoall": (big, np.empty(n * p, "i8")),
+            "scan": (small, np.empty(n, "i8")),
+            "exscan": (small, np.empty(n, "i8")),
         }[collective]
         root = {"root": p - 1} if collective in cases.ROOTED else {}
         for turn in range(3):
@@ -351,6 +353,8 @@ def test_all_collectives_repeated_with_new_data(own):
                 "allgather": blocks,
                 "reduce_scatter": summed,
                 "alltoall": blocks,
+                "scan": 10 * turn * (rank + 1) + sum(range(rank + 1)),
+                "exscan": 10 * turn * rank + sum(range(rank)),
             }[collective]
             if got is not None:
                 assert (got == expected).all(), (collective, name, turn)

@@ -152,6 +152,55 @@ def test_a_contribution_that_is_missing():
     rejected("reduce", lazy, 3, "ends with a value that lacks rank 2", (0, 1, 0))
 
 
+def test_contributions_of_a_scan():
+    """Of each rank those of the ranks before it, in their order, and no others."""
+
+    def total(rank, size):
+        if rank == 0:
+            yield Reduce(1)
+            yield Send(1)
+        else:
+            yield Send(0)
+            yield Recv(0)
+
+    rejected("scan", total, 2, "ends with a value with the contribution of rank 1 too", (0, 1, 0))
+
+    def own_data_only(rank, size):
+        return iter(())
+
+    rejected("scan", own_data_only, 2, "ends with a value that lacks rank 0", (1, None, 0))
+    rejected("exscan", own_data_only, 2, "the result is never written", (1, None, 0))
+
+    def one_too_many(rank, size):
+        if rank:
+            yield Copy(0, 0)
+            yield Reduce(rank - 1)
+        if rank + 1 < size:
+            yield Send(rank + 1, buffer="out" if rank else "in")
+
+    text = "ends with a value with the contribution of rank 1 too"
+    rejected("exscan", one_too_many, 2, text, (1, 2, 0))
+
+
+def test_order_of_a_scan():
+    """Rank 2 combines 0 after 1: right for the sum, and not in rank order."""
+
+    def later_first(rank, size):
+        if rank == 0:
+            yield Send(1)
+            yield Send(2)
+        elif rank == 1:
+            yield Copy(0, 0, "out", "tmp")
+            yield Reduce(0)
+            yield Send(2, buffer="tmp")
+        else:
+            yield Reduce(0)
+            yield Reduce(1)
+
+    proof = prove("scan", later_first, 3)
+    assert not proof.ordered and proof.identical
+
+
 def test_messages_of_other_length():
     def short(rank, size):
         if rank:

@@ -73,6 +73,33 @@ def reduce(comm, name, n, dtype, root, in_place):
         assert new is None
 
 
+def scan(comm, name, n, dtype, root, in_place):
+    x = ((comm.rank + 1) * factors(n)).astype(dtype)
+    kept = x.copy()
+    out = x if in_place else np.full(n, 77, dtype)
+    assert comm.scan(x, out=out, algorithm=name) is out
+    np.testing.assert_array_equal(out, total(comm.rank + 1) * factors(n))
+    assert in_place or np.array_equal(x, kept)
+    new = comm.scan(kept, "min", algorithm=name)
+    np.testing.assert_array_equal(new, factors(n))
+
+
+def exscan(comm, name, n, dtype, root, in_place):
+    x = ((comm.rank + 1) * factors(n)).astype(dtype)
+    kept = x.copy()
+    out = x if in_place else np.full(n, 77, dtype)
+    before = out.copy()
+    got, new = comm.exscan(x, out=out, algorithm=name), comm.exscan(kept, "max", algorithm=name)
+    if comm.rank == 0:
+        assert got is None and new is None
+        np.testing.assert_array_equal(out, before)
+    else:
+        assert got is out
+        np.testing.assert_array_equal(out, total(comm.rank) * factors(n))
+        np.testing.assert_array_equal(new, comm.rank * factors(n))
+    assert in_place or np.array_equal(x, kept)
+
+
 def broadcast(comm, name, n, dtype, root, in_place):
     x = part(root, n).astype(dtype) if comm.rank == root else np.full(n, 77, dtype)
     out = None if in_place else np.full(n, 78, dtype)
@@ -156,6 +183,8 @@ CHECKS: dict[str, Check] = {
         reduce_scatter,
         scatter,
         alltoall,
+        scan,
+        exscan,
     )
 }
 ROOTED = ("reduce", "broadcast", "gather", "scatter")

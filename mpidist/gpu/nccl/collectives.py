@@ -26,12 +26,14 @@ from .backend import NcclBackend, Ranks, type_of
 from .watch import NcclWatch
 
 NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
-"""Collectives that NCCL has; the others are groups of NCCL messages."""
+"""Collectives that NCCL has; the others that only move data are groups of NCCL messages."""
 
 
 def why_not(call: Call) -> str | None:
     """Return why NCCL cannot serve a call, or None if it can; the same on every rank."""
     if call.op is not None:
+        if call.collective not in NATIVE:
+            return f"NCCL has no {call.collective}"
         if not call.op.builtin:
             return "NCCL cannot call a Python function"
         if loses_nan(call.op, call.dtype):

@@ -1,0 +1,162 @@
+"""Scans: rank r ends with the combination of ranks 0 … r, or 0 … r-1, in the order of the ranks.
+
+An exclusive scan is an inclusive one of ranks 1 … p-1, after each rank has received the n bytes of
+its left neighbour.
+"""
+
+from collections.abc import Callable, Iterator
+
+from ..schedule.registry import algorithm
+from ..schedule.rounds import Recv, Reduce, Round, Schedule, Send, on
+from .relabel import powers
+
+
+def _shifted(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Iterator[Round]:
+    """Yield an exclusive scan: every rank's data move one rank to the right, then are scanned.
+
+    On 5 ranks, x1 is rank 1's data::
+
+        out:  rank 0   rank 1   rank 2   rank 3   rank 4
+                 -        x0       x1       x2       x3      moved
+                 -        x0     x0 x1   x0 … x2  x0 … x3    scanned
+    """
+    right = [Send(rank + 1, buffer="in")] if rank + 1 < size else []
+    left = [Recv(rank - 1)] if rank else []
+    if left or right:
+        yield (*right, *left)
+    if rank:
+        yield from on(range(1, size), scan(rank - 1, size - 1))
+
+
+def _along(rank: int, size: int) -> Iterator[Round]:
+    """Yield an inclusive scan along the chain of ranks."""
+    if rank:
+        yield Reduce(rank - 1)
+    if rank + 1 < size:
+        yield Send(rank + 1)
+
+
+def _doubling(rank: int, size: int) -> Iterator[Round]:
+    """Yield an inclusive scan in which each round doubles the ranks combined on every rank."""
+    for distance in powers(size):
+        right = [Send(rank + distance)] if rank + distance < size else []
+        left = [Reduce(rank - distance)] if rank >= distance else []
+        yield (*right, *left)
+
+
+def _up_and_down(rank: int, size: int) -> Iterator[Round]:
+    """Yield an inclusive scan: sums up a binomial tree, then prefixes down between its subtrees.
+
+    With the ranks counted from 1, the number k·2d ends a group of 2d ranks.  Up: it adds the sum of
+    the group's left half.  Down: it has the sum of all ranks so far, which the number d further on
+    needs: that one has the sum of the d ranks in between.
+    """
+    number = rank + 1
+    for distance in powers(size):
+        if number % (2 * distance) == 0:
+            yield Reduce(rank - distance)
+        elif number % (2 * distance) == distance and rank + distance < size:
+            yield Send(rank + distance)
+    for distance in reversed(powers(size)):
+        if number % (2 * distance) == 0 and rank + distance < size:
+            yield Send(rank + distance)
+        elif number % (2 * distance) == distance and number > distance:
+            yield Reduce(rank - distance)
+
+
+@algorithm("scan", "chain", ordered=True)
+def scan_chain(rank: int, size: int) -> Iterator[Round]:
+    """Every rank adds the left neighbour's result to its data and sends the sum to the right.
+
+    Rounds: 2 on each rank (reduce, send), p-1 messages in turn.  Bytes per rank: n.
+    Source: Open MPI, ``coll_base_scan.c`` (linear).
+
+    5 ranks; in segments, all of them work at the same time::
+
+        0 --> 1 --> 2 --> 3 --> 4
+    """
+    return _along(rank, size)
+
+
+@algorithm("scan", "recursive_doubling", ordered=True)
+def scan_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
+    """In round k, every rank sends its partial result to the rank 2^k to its right, if there is.
+
+    Rounds: ceil(lg p).  Bytes per rank: n in each round, ceil(lg p) n on rank 0.
+    Source: Hillis and Steele, "Data parallel algorithms", CACM 29 (1986).
+
+    5 ranks; after each round rank 4, for example, has the combination of ranks 4, 3-4, 1-4, 0-4::
+
+        0 --> 1    0 --> 2    0 --> 4
+        1 --> 2    1 --> 3
+        2 --> 3    2 --> 4
+        3 --> 4
+    """
+    return _doubling(rank, size)
+
+
+@algorithm("scan", "binomial", ordered=True)
+def scan_binomial(rank: int, size: int) -> Iterator[Round]:
+    """Reduce up a binomial tree, then send the prefixes down between its subtrees.
+
+    Rounds: at most 2 ceil(lg p) - 1.  Bytes per rank: at most n lg p, and less than 2n on average.
+    Source: Blelloch, "Scans as primitive parallel operations", IEEE ToC 38 (1989).
+
+    5 ranks; two rounds up, and one down::
+
+        0 --> 1    1 --> 3    1 --> 2
+        2 --> 3               3 --> 4
+    """
+    return _up_and_down(rank, size)
+
+
+@algorithm("exscan", "chain", ordered=True)
+def exscan_chain(rank: int, size: int) -> Iterator[Round]:
+    """Send the data one rank to the right, then scan them along the chain of ranks 1 … p-1.
+
+    Rounds: 3 on each rank, p-1 messages in turn.  Bytes per rank: 2n.
+    Source: Open MPI, ``coll_base_exscan.c`` (linear).
+
+    5 ranks::
+
+        0 --> 1    1 --> 2 --> 3 --> 4
+        1 --> 2
+        2 --> 3
+        3 --> 4
+    """
+    return _shifted(rank, size, _along)
+
+
+@algorithm("exscan", "recursive_doubling", ordered=True)
+def exscan_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
+    """Send the data one rank to the right, then scan ranks 1 … p-1 by recursive doubling.
+
+    Rounds: 1 + ceil(lg(p-1)).  Bytes per rank: n in each round.
+    Source: Hillis and Steele, "Data parallel algorithms", CACM 29 (1986).
+
+    5 ranks::
+
+        0 --> 1    1 --> 2    1 --> 3
+        1 --> 2    2 --> 3    2 --> 4
+        2 --> 3    3 --> 4
+        3 --> 4
+    """
+    return _shifted(rank, size, _doubling)
+
+
+@algorithm("exscan", "binomial", ordered=True)
+def exscan_binomial(rank: int, size: int) -> Iterator[Round]:
+    """Send the data one rank to the right, then scan ranks 1 … p-1 up and down a binomial tree.
+
+    Rounds: at most 2 ceil(lg(p-1)).  Bytes per rank: at most n (1 + lg p), and less than 3n on
+    average.
+    Source: Blelloch, "Scans as primitive parallel operations", IEEE ToC 38 (1989).
+
+    5 ranks; one round to the right, two up, and one down::
+
+        0 --> 1    1 --> 2    2 --> 4    2 --> 3
+        1 --> 2    3 --> 4
+        2 --> 3
+        3 --> 4
+    """
+    return _shifted(rank, size, _up_and_down)
