@@ -82,7 +82,8 @@ def test_proved_and_counted(algorithm):
 def test_every_shipped_algorithm_is_counted():
     assert {a.label for a in SHIPPED} == set(FORMS)
     every = {(a.memory.name, a.collective) for a in SHIPPED}
-    assert every == {(m, c) for m in ("mapped", "published", "slots") for c in COLLECTIVES}
+    known = set(COLLECTIVES) - {"scan", "exscan"}  # by messages only
+    assert every == {(m, c) for m in ("mapped", "published", "slots") for c in known}
 
 
 @pytest.mark.parametrize("algorithm", SHIPPED, ids=names)
