@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from codecs import getincrementaldecoder
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,6 +23,7 @@ from .allocation import SlurmAllocation, whole_job
 from .job import JobOptions, check_not_nested, make_launch, make_watch, own_environment
 from .mpi import TERMINAL, find_library
 
+PREFIX = "mpidist-run-"  # of the temporary folders
 LINES, KEPT = 15, 10_000  # lines and characters of the output that an error of the launch quotes
 
 
@@ -80,8 +84,9 @@ def run(
     allocation = SlurmAllocation.find()
     allocation = None if allocation is None else whole_job(allocation)
     launch = make_launch(find_library(), allocation, JobOptions(ranks=n))
-    with tempfile.TemporaryDirectory(prefix="mpidist-run-", dir=_shared(allocation)) as folder:
-        Path(folder, "call").write_bytes(payload)
+    base = _shared(allocation) or tempfile.gettempdir()
+    _remove_ownerless(base)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=base) as folder, _owned(folder, payload):
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # "" in a notebook
         environ = {**own_environment(os.environ), **launch.settings, TERMINAL: "0"}
         environ["PYTHONPATH"], output = path, _Output()
@@ -104,6 +109,28 @@ def _shared(allocation: SlurmAllocation | None) -> str | None:
     On several nodes it is the current folder, which they are assumed to share.
     """
     return None if allocation is None or allocation.nodes == 1 else os.getcwd()
+
+
+@contextmanager
+def _owned(folder: str, payload: bytes) -> Iterator[None]:
+    """Write the call's file, and hold its lock, which ends with this process however it ends."""
+    with open(Path(folder, "new"), "wb") as file:
+        with suppress(OSError):  # a file system without locks: then nobody gets it, nor removes
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(payload)
+        file.flush()
+        os.rename(file.name, Path(folder, "call"))  # it has this name only with the lock
+        yield
+
+
+def _remove_ownerless(base: str) -> None:
+    """Remove the folders of this user's processes that were killed in a run."""
+    for path in Path(base).glob(f"{PREFIX}*/call"):
+        with suppress(OSError):
+            if path.parent.lstat().st_uid == os.geteuid() and path.parent.is_dir():
+                with open(path, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    shutil.rmtree(path.parent)
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,14 @@ SIGNS = "BAD TERMINATION", "prterun", "mpiexec", "MPI_ABORT", "Abort("
 
 def total(comm, factor=1):
     return comm.allreduce(np.full(3, comm.rank + 1) * factor).tolist()
+
+
+def slow_total(comm, folder):
+    """A total once the file "go" is there, or after the limit."""
+    until = time.monotonic() + LIMIT
+    while not os.path.exists(f"{folder}/go") and time.monotonic() < until:
+        time.sleep(0.01)
+    return int(comm.allreduce(comm.rank))
 
 
 def lock(comm):
@@ -118,7 +127,7 @@ def test_the_launchers_boxes(python, tmp_path):
 @each_mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_the_end_of_the_caller(python, number, tmp_path):
-    """The ranks end with it, and nothing of the run is left, but for the folder after SIGKILL."""
+    """The ranks end with it, and nothing is left; after SIGKILL the next run removes the folder."""
     (tmp_path / "runs.py").write_text(RUNS)
     words, until = [python, "runs.py", "waits", str(LIMIT)], time.monotonic() + LIMIT
     caller = subprocess.Popen(words, env=environment(TMPDIR=str(tmp_path)), cwd=tmp_path)
@@ -133,7 +142,30 @@ def test_the_end_of_the_caller(python, number, tmp_path):
             time.sleep(0.05)
     finally:
         caller.kill()
-    assert number == signal.SIGKILL or not list(tmp_path.glob("mpidist-run-*"))
+    assert len(list(tmp_path.glob("mpidist-run-*"))) == (number == signal.SIGKILL)
+    if number == signal.SIGKILL:
+        called(python, tmp_path, "leaves", LIMIT)
+
+
+def test_the_folder_of_a_run_that_goes_on(monkeypatch, tmp_path):
+    """Another run beside it leaves it alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    results = []
+
+    def outer():
+        results.append(mpidist.run(slow_total, 1, str(tmp_path), timeout=LIMIT))
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    while not list(tmp_path.glob("mpidist-run-*/call")):
+        assert thread.is_alive()
+        time.sleep(0.01)
+    seen = list(tmp_path.glob("mpidist-run-*"))
+    mpidist.run(total, 1, timeout=LIMIT)
+    assert all(path.exists() for path in seen)
+    (tmp_path / "go").touch()
+    thread.join()
+    assert results == [[0]] and not list(tmp_path.glob("mpidist-run-*"))
 
 
 def test_a_call_outside_of_the_main_thread():
