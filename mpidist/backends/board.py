@@ -90,6 +90,8 @@ class Board:
         if not STORES_KEEP_ORDER:
             fence()
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
+        if not STORES_KEEP_ORDER:  # whoever reads the number then reads its fingerprint
+            fence()
         self.words[self._at] = sequence
 
     def give_up(self, sequence: int) -> None:
@@ -147,6 +149,11 @@ class Board:
             base = rank * _WIDTH
             if words[base] < sequence or words[base + at] == fingerprint:
                 continue
+            if not STORES_KEEP_ORDER:  # the fingerprint may have been read before the number
+                fence()
+                if words[base + at] == fingerprint:
+                    continue
+                fence()
             if words[base] - sequence < HISTORY - 1:
                 found.append(rank)
         return tuple(found)
@@ -154,11 +161,15 @@ class Board:
     def leave(self) -> None:
         """Announce that this rank's process is exiting: it reaches no further operation."""
         if self.words[self._at + _PID] == os.getpid():  # not in a forked child
+            if not STORES_KEEP_ORDER:  # no rank may see this before its last announcement
+                fence()
             self.words[self._at + _LEFT] = 1
 
     def left(self, sequence: int) -> tuple[int, ...]:
         """Return the ranks that left before they reached operation number `sequence`."""
-        gone = (r for r in self.ranks if self.has_left(r))
+        gone = [r for r in self.ranks if self.has_left(r)]
+        if gone and not STORES_KEEP_ORDER:
+            fence()
         return tuple(r for r in gone if self.words[r * _WIDTH] < sequence)
 
     def has_left(self, rank: int) -> bool:

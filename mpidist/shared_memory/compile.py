@@ -180,7 +180,7 @@ def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serv
     first, and only then calls `keep_waiting`, which raises at the deadline.
     """
     board, backend = service.backend.board, service.backend
-    words, at = board.words, board.base(backend.rank)
+    words, announce = board.words, board.announce
     patience, others = backend.patience, board.others
 
     def all_here(sequence: int, slot: int) -> bool:
@@ -194,11 +194,8 @@ def _python_arrival(service: KernelService, fingerprint: int, keep_waiting: Serv
         return True
 
     def arrive(sequence: int) -> None:
-        slot = PRINTS + sequence % HISTORY
-        _fence()
-        words[at + slot] = fingerprint
-        words[at] = sequence
-        if all_here(sequence, slot):
+        announce(sequence, fingerprint)
+        if all_here(sequence, PRINTS + sequence % HISTORY):
             service.met = sequence
         else:
             keep_waiting(sequence)
