@@ -16,49 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..errors import CollectiveMismatch
 from ..schedule.unrolled import GREETING_TAG
 from .base import Backend, RoundMessage, Transfer
+from .record import Record
 
 NBYTES = 128
-_WORDS = 2  # the fingerprint of the call, and the bytes of all its messages to this peer
 _MOST_ANSWERS = 64
 Bind = Callable[[Sequence[RoundMessage]], Transfer]
-
-
-class _Header:
-    """Buffer of one greeting: the call's fingerprint, number of bytes to the receiver, and text."""
-
-    __slots__ = ("data", "words")
-
-    def __init__(self) -> None:
-        self.data = np.zeros(NBYTES, np.uint8)
-        self.words = self.data[: 8 * _WORDS].view(np.int64).data
-
-    def write(self, fingerprint: int, nbytes: int, call: str) -> None:
-        """Write a call's fingerprint, the number of its bytes to the peer, and its text."""
-        self.words[0], self.words[1] = fingerprint, nbytes
-        text = np.frombuffer(call.encode()[: NBYTES - 8 * _WORDS], np.uint8)
-        self.data[8 * _WORDS :] = 0
-        self.data[8 * _WORDS : 8 * _WORDS + len(text)] = text
-
-    def compare(self, named: NamedCall, rank: int, peer: int, expected: int) -> None:
-        """Raise CollectiveMismatch if the peer names another call or not `expected` bytes."""
-        fingerprint, nbytes = self.words
-        if fingerprint == named.fingerprint and nbytes == expected:
-            return
-        if fingerprint != named.fingerprint:
-            text = bytes(self.data[8 * _WORDS :]).rstrip(b"\0").decode(errors="ignore")
-            raise CollectiveMismatch(
-                f"rank {rank}: collective #{named.sequence} is {named.call} here and {text} on "
-                f"rank {peer}; MPIDIST_DEBUG=1 shows each rank's call site"
-            )
-        raise CollectiveMismatch(
-            f"rank {rank}: {named.call} (collective #{named.sequence}): expected {expected} bytes "
-            f"from rank {peer}, which sends {nbytes}: the ranks disagree on the array's length"
-        )
 
 
 class NamedCall(NamedTuple):
@@ -67,6 +32,26 @@ class NamedCall(NamedTuple):
     fingerprint: int = 0
     call: str = ""
     sequence: int = 0
+
+    def compare(self, header: Record, rank: int, peer: int, expected: int) -> None:
+        """Raise CollectiveMismatch if the peer names another call or not `expected` bytes."""
+        fingerprint, nbytes = header.numbers
+        if fingerprint == self.fingerprint and nbytes == expected:
+            return
+        if fingerprint != self.fingerprint:
+            raise CollectiveMismatch(
+                f"rank {rank}: collective #{self.sequence} is {self.call} here and {header.text} "
+                f"on rank {peer}; MPIDIST_DEBUG=1 shows each rank's call site"
+            )
+        raise CollectiveMismatch(
+            f"rank {rank}: {self.call} (collective #{self.sequence}): expected {expected} bytes "
+            f"from rank {peer}, which sends {nbytes}: the ranks disagree on the array's length"
+        )
+
+
+def _header() -> Record:
+    """Return memory for a greeting: fingerprint, number of bytes to the receiver, text."""
+    return Record(2, NBYTES)
 
 
 class Answers:
@@ -80,11 +65,11 @@ class Answers:
 
     def __init__(self, backend: Backend):
         self._backend = weakref.proxy(backend)
-        self._pending: deque[tuple[Any, _Header, int, NamedCall]] = deque()
+        self._pending: deque[tuple[Any, Record, int, NamedCall]] = deque()
 
     def expect(self, peer: int, tag: int, named: NamedCall) -> None:
         """Post the receive of a greeting from `peer`, to be compared with this rank's `named`."""
-        header = _Header()
+        header = _header()
         request = self._backend.irecv(header.data, peer, tag)
         self._pending.append((request, header, peer, named))
 
@@ -100,7 +85,7 @@ class Answers:
         for _ in range(len(pending)):
             request, header, peer, named = pending.popleft()
             if request.test():
-                header.compare(named, self._backend.rank, peer, 0)
+                named.compare(header, self._backend.rank, peer, 0)
             else:
                 pending.append((request, header, peer, named))
         return len(pending) <= _MOST_ANSWERS
@@ -135,7 +120,7 @@ class _Peer:
     def __init__(self, rank: int):
         self.rank, self.sent, self.heard = rank, 0, False
         self.expected: int | None = None  # bytes of its data; None: it sends nothing
-        self.header = _Header()
+        self.header = _header()
         self.transfer: Transfer
 
 
@@ -162,7 +147,7 @@ class Greeting:
         self._rank, self.absent, self._answers = rank, absent, answers
         self._slot, self._space = slot, space
         self._peers: dict[int, _Peer] = {}
-        self._heads: dict[int, _Header] = {}
+        self._heads: dict[int, Record] = {}
         self._sends: Transfer
         self._named = NamedCall()
 
@@ -181,7 +166,7 @@ class Greeting:
 
         ``bind(messages)`` returns a Transfer of these messages.
         """
-        self._heads = {rank: _Header() for rank in self._peers}
+        self._heads = {rank: _header() for rank in self._peers}
         self._sends = bind(
             [
                 RoundMessage(False, rank, head.data, GREETING_TAG)
@@ -199,7 +184,8 @@ class Greeting:
         """Set the call that the next run serves: its sequence number, text and fingerprint."""
         if self._named.fingerprint != fingerprint:
             for rank, head in self._heads.items():
-                head.write(fingerprint, self._peers[rank].sent, call)
+                head.numbers[0], head.numbers[1] = fingerprint, self._peers[rank].sent
+                head.text = call
         self._named = NamedCall(fingerprint, call, sequence)
 
     def start(self) -> None:
@@ -234,7 +220,7 @@ class Greeting:
             if not peer.heard:
                 if not peer.transfer.test():
                     return False
-                peer.header.compare(self._named, self._rank, rank, peer.expected or 0)
+                self._named.compare(peer.header, self._rank, rank, peer.expected or 0)
                 peer.heard = True
         return True
 

@@ -6,15 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from .board import HISTORY, Board
+from .record import Record
 
 # A question to be answered once its operation is reached, or at once; an answer; a failure.
 _LATER, _NOW, _ANSWER, _NOTICE = 1, 2, 3, 4
 NBYTES = 512
-_WORDS = 3  # which of these; an operation's number and its fingerprint
 SECONDS = 0.3
 _PAUSE = 0.005
 
@@ -73,9 +72,10 @@ class RollCall:
         self._next = now + _PAUSE
         status, mine = MPI.Status(), self._board.reached(self._rank)
         while self.comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
-            source, record = status.Get_source(), np.empty(NBYTES, np.uint8)
-            self.comm.Recv(record, source, self._tag)
-            kind, word = _read(record)
+            source, record = status.Get_source(), _record()
+            self.comm.Recv(record.data, source, self._tag)
+            kind, sequence, fingerprint = record.numbers
+            word = Word(sequence, fingerprint, record.text)
             if kind == _NOTICE:
                 self._notices[source] = word
             elif kind == _ANSWER:
@@ -150,14 +150,13 @@ class RollCall:
         return Word(sequence, fingerprint, self._board.texts.get(fingerprint, "another operation"))
 
     def _send(self, rank: int, kind: int, word: Word) -> None:
-        record = np.zeros(NBYTES, np.uint8)
-        record[: 8 * _WORDS].view(np.int64)[:] = kind, word.sequence, word.fingerprint
-        text = word.text.encode()[: NBYTES - 8 * _WORDS]
-        record[8 * _WORDS : 8 * _WORDS + len(text)] = np.frombuffer(text, np.uint8)
-        self._sent.append((self.comm.Isend(record, rank, self._tag), record))
+        record = _record()
+        for n, number in enumerate((kind, word.sequence, word.fingerprint)):
+            record.numbers[n] = number
+        record.text = word.text
+        self._sent.append((self.comm.Isend(record.data, rank, self._tag), record))
 
 
-def _read(record: np.ndarray) -> tuple[int, Word]:
-    text = record[8 * _WORDS :].tobytes().rstrip(b"\0").decode(errors="ignore")
-    kind, sequence, fingerprint = record[: 8 * _WORDS].view(np.int64).tolist()
-    return kind, Word(sequence, fingerprint, text)
+def _record() -> Record:
+    """Return memory for a message: which of the four it is, an operation's number, fingerprint."""
+    return Record(3, NBYTES)
