@@ -153,11 +153,17 @@ class AbsentRanks(Protocol):
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
         """Send the ranks of other nodes fingerprint and text of this rank's operation."""
 
-    def notify(self, sequence: int, text: str) -> None:
-        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
+    def notify(self, sequence: int, text: str, mismatch: bool) -> None:
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete.
 
-    def notices(self, sequence: int) -> dict[int, str]:
-        """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
+        `mismatch` is whether the reason is a mismatch.
+        """
+
+    def notices(self, sequence: int) -> dict[int, tuple[str, bool]]:
+        """Return, by rank, received reasons why an operation up to `sequence` cannot complete.
+
+        They are those given to :meth:`notify`, and whether they are mismatches.
+        """
 
     def answer(self) -> None:
         """Answer the questions that have arrived, and record the arrived answers and notices."""

@@ -18,7 +18,7 @@ from .waiting import spin
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
 _PID, _LEFT = 1, 2  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
-_GIVEN_UP = -1  # instead of a fingerprint: arrivals in compiled code compare nothing else
+_GIVEN_UP, _NEVER_BEGUN = -1, -2  # instead of a fingerprint, which all arrivals compare
 
 
 STORES_KEEP_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -95,13 +95,21 @@ class Board:
         self.words[self._at] = sequence
 
     def give_up(self, sequence: int) -> None:
-        """Announce that this rank has given up operation `sequence`, whose deadline has passed."""
-        if 0 <= self.words[self._at] - sequence < HISTORY:
+        """Announce that this rank has given up operation `sequence`, or never begin it."""
+        ahead = self.words[self._at] - sequence
+        if ahead < 0:
+            self.announce(sequence, _NEVER_BEGUN)
+        elif ahead < HISTORY and self.fingerprint(sequence) >= 0:
             self.words[self._at + PRINTS + sequence % HISTORY] = _GIVEN_UP
 
     def given_up(self, sequence: int, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return those of `ranks` that have given up operation number `sequence`."""
-        return tuple(r for r in ranks if self.fingerprint(sequence, r) == _GIVEN_UP)
+        """Return those of `ranks` that have given up operation `sequence`, or never begin it."""
+        return tuple(r for r in ranks if self.fingerprint(sequence, r) < 0)
+
+    def never_begun(self, sequence: int) -> tuple[int, ...]:
+        """Return the ranks that will never begin operation `sequence`: they failed before it."""
+        different = self.different(sequence, self.fingerprint(sequence))
+        return tuple(r for r in different if self.fingerprint(sequence, r) == _NEVER_BEGUN)
 
     def fingerprint(self, sequence: int, rank: int | None = None) -> int:
         """Return the fingerprint that a rank (default: this one) announced for an operation.

@@ -21,7 +21,8 @@ _PAUSE = 0.005
 class Word(NamedTuple):
     """A question, answer or notice about one operation.
 
-    `text` describes the operation; in a notice it is the reason why the operation cannot complete.
+    `text` describes the operation; in a notice it is the reason why the operation cannot complete,
+    and the fingerprint is 0 if that is a mismatch.
     """
 
     sequence: int
@@ -135,14 +136,24 @@ class RollCall:
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
-    def notify(self, sequence: int, text: str) -> None:
-        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
-        for rank in self.absent:
-            self._send(rank, _NOTICE, Word(sequence, 0, text))
+    def notify(self, sequence: int, text: str, mismatch: bool) -> None:
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete.
 
-    def notices(self, sequence: int) -> dict[int, str]:
-        """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
-        return {r: word.text for r, word in self._notices.items() if word.sequence <= sequence}
+        `mismatch` is whether the reason is a mismatch.
+        """
+        for rank in self.absent:
+            self._send(rank, _NOTICE, Word(sequence, 0 if mismatch else 1, text))
+
+    def notices(self, sequence: int) -> dict[int, tuple[str, bool]]:
+        """Return, by rank, received reasons why an operation up to `sequence` cannot complete.
+
+        With each reason goes whether it is a mismatch.
+        """
+        return {
+            rank: (word.text, word.fingerprint == 0)
+            for rank, word in self._notices.items()
+            if word.sequence <= sequence
+        }
 
     def _mine(self, sequence: int) -> Word:
         """Return the Word on this rank's operation `sequence`, one of its last `HISTORY` (4)."""

@@ -33,7 +33,7 @@ from ..errors import (
 )
 from .run import Engine, Steps, discard
 from .service import Service
-from .work import UNSET, Work, keep
+from .work import UNSET, Work
 
 USER_TAGS = 1 << 20
 INLINE_BYTES = 8192
@@ -340,8 +340,8 @@ class PointToPoint:
                 f"rank {rank}: create_group of ranks {others} not finished within "
                 f"{self.service.timeout} s: {reason}"
             )
-            self.service.door.close(f"the communicator is broken since it timed out: {late}")
-            raise CollectiveTimeout(late, collective="create_group", missing=missing) from None
+            error = CollectiveTimeout(late, collective="create_group", missing=missing)
+            raise self.service.broke(error, "create_group", None) from None
 
     def _work(
         self,
@@ -390,23 +390,17 @@ class PointToPoint:
             left.update(now)
             if gone and not test():
                 reason = "; ".join(map(self.backend.board.describe, gone))
-                text = f"{describe(subject)} cannot complete: {reason}"
-                service.door.close(f"the communicator is broken since {text}")
-                raise RankFailed(f"rank {self.place.rank}: {text}")
+                raise RankFailed(
+                    f"rank {self.place.rank}: {describe(subject)} cannot complete: {reason}"
+                )
 
         try:
-            if service.engine.wait(test, service.deadline(timeout), alarm):
-                return
-        except RankFailed:
-            keep(test)
-            raise
+            if not service.engine.wait(test, service.deadline(timeout), alarm):
+                raise service.timed_out(describe(subject), None, "", timeout)
+        except (CollectiveTimeout, RankFailed) as error:
+            raise service.broke(error, describe(subject), None, test) from error.__cause__
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
-        keep(test)
-        described = describe(subject)
-        late = service.timed_out(described, None, "", timeout)
-        service.door.close(f"the communicator is broken since {described} timed out: {late}")
-        raise late
 
     def _gone(self, subject: Any) -> list[int]:
         """Return the ranks of this node that have left, of those that a wait is for.

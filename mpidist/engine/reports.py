@@ -66,6 +66,7 @@ class Reports:
             )
         operation = board.texts.get(board.fingerprint(sequence))
         if sequence and operation is not None:
+            self._check_given_up(sequence, operation, board.never_begun(sequence))
             self.check_same(sequence, operation, board.fingerprint(sequence))
             self._check_elsewhere(sequence, operation)
 
@@ -80,10 +81,11 @@ class Reports:
             return
         answers_of(self._backend).look()
         roll_call.ask(sequence)
-        for rank, notice in roll_call.notices(sequence).items():
-            raise CollectiveMismatch(
+        for rank, (reason, mismatch) in roll_call.notices(sequence).items():
+            kind = CollectiveMismatch if mismatch else CommunicatorBroken
+            raise kind(
                 f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
-                f"rank {rank} reports: {notice}"
+                f"rank {rank} reports: {reason}"
             )
         other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
         if other:
@@ -101,17 +103,25 @@ class Reports:
             "MPIDIST_DEBUG=1 shows each rank's call site"
         )
 
-    def notify(self, sequence: int, error: BaseException) -> None:
-        """Notify other ranks that an operation will not complete.
+    def notify(self, sequence: int | None, error: BaseException, elsewhere: bool = True) -> None:
+        """Notify other ranks that an operation, or all later ones, will not complete.
 
         After a passed deadline the board tells the ranks of this node that arrive later: they would
         hang in a native call.  After a mismatch a message tells the ranks of other nodes; those of
-        this node find it by their own comparison.
+        this node find it by their own comparison.  Where a message or a queued call failed, which
+        has no number (None), both tell that this rank begins no further operation.
+
+        `elsewhere` is whether MPI may be called, to tell other nodes.
         """
-        if isinstance(error, CollectiveTimeout) and error.sequence is not None:
+        mismatch = isinstance(error, CollectiveMismatch)
+        later = sequence is None
+        if sequence is None:
+            sequence = self._current() + 1
+            self._backend.board.give_up(sequence)
+        elif isinstance(error, CollectiveTimeout) and error.sequence is not None:
             self._backend.board.give_up(error.sequence)
-        elif self._roll_call is not None and isinstance(error, CollectiveMismatch):
-            self._roll_call.notify(sequence, str(error))
+        if self._roll_call is not None and elsewhere and (mismatch or later):
+            self._roll_call.notify(sequence, str(error), mismatch)
 
     def check_first(self, sequence: int, operation: str, fingerprint: int) -> None:
         """Raise CollectiveMismatch before the first message, if a rank announced another call.
@@ -137,12 +147,12 @@ class Reports:
             )
 
     def _check_given_up(self, sequence: int, operation: str, ranks: Sequence[int]) -> None:
-        """Raise CommunicatorBroken if one of `ranks` has given up the operation at its deadline."""
+        """Raise CommunicatorBroken if one of `ranks` gave the operation up, or never begins it."""
         given_up = self._backend.board.given_up(sequence, ranks)
         if given_up:
             raise CommunicatorBroken(
                 f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
-                f"{_timed_out(given_up)}, so the communicator is broken"
+                f"{self._given_up(sequence, given_up)}, so the communicator is broken"
             )
 
     def check_arrived(
@@ -203,7 +213,7 @@ class Reports:
             unlike = sorted(set(other) - set(given_up))
             reason = f"rank {', '.join(map(str, unlike))} is in another operation"
         elif sequence is not None:
-            reason = f"all ranks have arrived: {self._inside(given_up)}"
+            reason = f"all ranks have arrived: {self._inside(sequence, given_up)}"
         else:
             reason = "the message has not arrived"
         within = f"{seconds} s" if seconds is not None else "its deadline"
@@ -215,7 +225,7 @@ class Reports:
             missing=missing,
         )
 
-    def _inside(self, given_up: Sequence[int]) -> str:
+    def _inside(self, sequence: int, given_up: Sequence[int]) -> str:
         """Return the known state of ranks that hang inside an operation, as text for a report.
 
         `given_up` are the ranks whose deadline has passed.
@@ -228,12 +238,16 @@ class Reports:
         if not reasons:
             reasons.append("a message was lost, or a rank hangs inside the operation")
         if given_up:  # which does not say why
-            reasons.append(_timed_out(given_up))
+            reasons.append(self._given_up(sequence, given_up))
         return "; ".join(reasons)
 
-
-def _timed_out(ranks: Sequence[int]) -> str:
-    """Return the sentence of a report that names the ranks that gave up an operation."""
-    verb = "has" if len(ranks) == 1 else "have"
-    named = ", ".join(map(str, ranks))
-    return f"{plural(len(ranks), 'rank')} {named} {verb} timed out in this operation"
+    def _given_up(self, sequence: int, ranks: Sequence[int]) -> str:
+        """Return the clauses of a report that name the ranks that gave up an operation."""
+        before = self._backend.board.never_begun(sequence)
+        during = [rank for rank in ranks if rank not in before]
+        clauses = []
+        for some, what in ((during, "timed out in"), (before, "failed before")):
+            if some:
+                verb, named = "has" if len(some) == 1 else "have", ", ".join(map(str, some))
+                clauses.append(f"{plural(len(some), 'rank')} {named} {verb} {what} this operation")
+        return " and ".join(clauses)

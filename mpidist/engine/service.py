@@ -446,12 +446,29 @@ class Service:
         self.door.check()
 
     def broke(
-        self, error: BaseException, operation: str, sequence: int, *memory: object
+        self,
+        error: BaseException,
+        operation: str,
+        sequence: int | None,
+        *memory: object,
+        elsewhere: bool = True,
     ) -> BaseException:
         """Mark the communicator broken by an unfinished operation; return the error to raise.
 
         An error that every rank sees before any work is done leaves the communicator usable.
-        `memory` is kept, as messages may still be stored there.
+
+        Parameters
+        ----------
+        error : BaseException
+            Why the operation did not finish.
+        operation : str
+            The operation, for reports.
+        sequence : int or None
+            Its number; None for one without, such as a message: this rank begins no further one.
+        *memory : object
+            Kept, as messages may still be stored there.
+        elsewhere : bool
+            Whether MPI may be called, to notify ranks of other nodes: not by a thread of its own.
         """
         known = self.broken is not None and isinstance(error, CommunicatorBroken)
         if known or getattr(error, "harmless", False):
@@ -460,9 +477,10 @@ class Service:
         self.engine.abandon()
         keep(memory)
         error = self.backend.translate(error)
-        self.reports.notify(sequence, error)
+        self.reports.notify(sequence, error, elsewhere)
+        number = "" if sequence is None else f" (collective #{sequence})"
         self.door.close(
-            f"the communicator is broken since {operation} (collective #{sequence}) ended with "
+            f"the communicator is broken since {operation}{number} ended with "
             f"{type(error).__name__}: {error}; create a new one"
         )
         return error

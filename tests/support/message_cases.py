@@ -218,7 +218,7 @@ def check_group_deadline(comm):
         ) as late:
             sub.create_group(members)
         assert late.value.missing == (1 - comm.rank // 2,)
-        with pytest.raises(CommunicatorBroken, match="timed out: .*create_group"):
+        with pytest.raises(CommunicatorBroken, match="create_group ended with CollectiveTimeout"):
             sub.barrier()
     assert comm.allreduce(1) == comm.size
 
@@ -448,6 +448,36 @@ def check_posted_deadline(comm, what):
     assert comm.allreduce(1) == comm.size
 
 
+def check_late_message(comm):
+    """What a message broke is polled for no more, and ranks that come later are told."""
+    sub, big = beside(comm), np.zeros(50_000)
+    if sub.rank == 0:
+        pending = sub.irecv(np.empty(1), 1, 9)  # a communicator that works would have it polled
+        late = sub.irecv(np.empty(3), 1, 5)
+        with pytest.raises(CollectiveTimeout, match="recv from rank 1 not finished within 0.2 s"):
+            late.wait(timeout=0.2)
+        assert sub.broken.startswith(
+            "the communicator is broken since recv from rank 1 ended with CollectiveTimeout: rank 0"
+        )
+        assert not sub._service.engine.active and not pending.test()
+        with pytest.raises(CommunicatorBroken, match="since recv from rank 1 ended"):
+            sub.allreduce(big, algorithm="ring")
+        for rank in range(1, comm.size):
+            done(comm, rank)
+    else:
+        early = sub.rank > 1 and comm.backend.native is not None  # as in check_posted_deadline
+        if not early:
+            stay_away(comm, [0])
+        words = "allreduce.*cannot complete: rank 0 has failed before this operation"
+        began = time.monotonic()
+        with pytest.raises(CommunicatorBroken, match=words):
+            sub.allreduce(big, algorithm="ring")
+        assert time.monotonic() - began < sub.timeout / 2
+        if early:
+            stay_away(comm, [0])
+    assert comm.allreduce(1) == comm.size
+
+
 def check_guard(comm):
     """What fails within it leaves the communicator broken; what does not changes nothing."""
     sub = beside(comm)
@@ -503,5 +533,6 @@ POSTED = {
     "deadline": lambda comm: check_posted_deadline(comm, "default"),
     "deadline, words": lambda comm: check_posted_deadline(comm, "words"),
     "deadline, function": lambda comm: check_posted_deadline(comm, "function"),
+    "late": check_late_message,
     "guard": check_guard,
 }
