@@ -84,8 +84,13 @@ class Program:
     named : OperationCheck or None
         The part that compares the ranks' operations, if any; told the operation of each run.
     begin : callable or None
-        ``begin(give)`` starts a run in the background that the engine does not poll, as on a
-        stream of a GPU, and returns its Work; ``give()`` returns the user's result at the end.
+        ``begin(give)`` starts a run in the background that is not `announced`, and returns its
+        Work; ``give()`` returns the user's result at the end.
+    queue : callable or None
+        ``queue(check)`` queues a run in the background on a stream of a GPU, which the engine does
+        not poll.  It returns ``done()``, whether the run has ended, and ``end()``, which makes the
+        streams of the call's arrays wait for it.  ``check()``, called until then by any thread,
+        raises if the ranks' calls differ.
     held : int
         Bytes of memory that the program holds; 0 until
         :func:`~mpidist.engine.binding.held_bytes` has counted them.
@@ -105,6 +110,7 @@ class Program:
     slot: int | None = None
     named: OperationCheck | None = None
     begin: Callable[[Callable[[], Any]], Any] | None = None
+    queue: Callable[[Action], tuple[Callable[[], bool], Action]] | None = None
     held: int = 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ..backends.base import Backend
@@ -88,12 +89,10 @@ class Background:
         executor, chosen = service.choose(call, algorithm, True)
         operation = service.describe(call, executor, chosen, True)
         sequence = service.sequence + 1
-        if call.on_device:
-            program = executor.bind(call, chosen.choice, background=True)
-            assert program.begin is not None
-            return program.begin(prepared.give)
         try:
             program = self._program(call, algorithm, executor, chosen)
+            if program.begin is not None:  # its own calls are announced
+                return program.begin(prepared.give)
             if program.interruptible:
                 self._take_tags(program, operation, chosen.name)
             for action in program.before:
@@ -102,6 +101,10 @@ class Background:
             service.announce(fingerprint)
             service.reports.check_first(sequence, operation, fingerprint)
             self.sweep()
+            if program.queue is not None:
+                check = partial(service.reports.check_same, sequence, operation, fingerprint)
+                done, end = program.queue(check)
+                return self._queued(done, end, check, prepared.give, operation, sequence)
             if program.named is not None:
                 program.named.name(sequence, operation, fingerprint)
             run = service.engine.start(program)
@@ -115,6 +118,8 @@ class Background:
         self, call: Call, algorithm: str, executor: Executor, chosen: Candidate
     ) -> Program:
         """Return the program of a call: a cached one if it is not in use, else a new one."""
+        if call.on_device:
+            return executor.bind(call, chosen.choice, background=True)
         programs = self._service.programs
         key = ("background", *key_of(call, algorithm))
         bound = programs.get(key)
@@ -162,6 +167,39 @@ class Background:
                 raise service.broke(error, operation, sequence) from error.__cause__
 
         return Work(test, wait, give, self.works, door=service.door)
+
+    def _queued(
+        self,
+        done: Callable[[], bool],
+        end: Callable[[], Any],
+        check: Callable[[], Any],
+        give: Callable[[], Any],
+        operation: str,
+        sequence: int,
+    ) -> Work:
+        """Return the user's Work of a run on a stream; the first three are of ``Program.queue``.
+
+        Its ``wait()`` lets streams wait and not the host, so it never times out; but it raises, as
+        every poll does, once another rank has announced a different call.
+        """
+        service = self._service
+
+        def compare() -> None:
+            service.check_usable()
+            try:
+                check()
+            except BaseException as error:
+                raise service.broke(error, operation, sequence) from error.__cause__
+
+        def test() -> bool:
+            compare()
+            return done()
+
+        def ended() -> Any:
+            end()
+            return give()
+
+        return Work(test, lambda look, timeout: compare(), ended, door=service.door)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
         """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.

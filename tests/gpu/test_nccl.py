@@ -15,6 +15,7 @@ import mpidist
 from mpidist.device.find import find_device, install_device
 from mpidist.device.recognise import describe
 from mpidist.errors import (
+    CollectiveMismatch,
     CollectiveTimeout,
     CommunicationError,
     CommunicatorBroken,
@@ -338,8 +339,10 @@ def by_nccl(monkeypatch):
             local.uuid = f"GPU-{comm.rank}"
             local.library = Library(comm.split(0))
             found = function(comm, local.library)
+            broken = comm.broken  # then it is aborted at the end of the process
             comm.free()
-            assert all(made.ended in ("destroyed", "aborted") for made in local.library.made)
+            ended = (made.ended in ("destroyed", "aborted") for made in local.library.made)
+            assert broken or all(ended)
             return found
 
         return mpidist.run_simulated(size, on_rank)
@@ -500,6 +503,46 @@ def test_background_calls_wait_on_streams(by_nccl):
     by_nccl(2, check)
 
 
+@pytest.mark.parametrize("first", ["test", "wait", "watch"])
+def test_background_calls_are_compared(by_nccl, monkeypatch, first):
+    """Both ranks are told of the two calls, and neither waits for the deadline in NCCL."""
+    queued = []
+    for name in ("allReduce", "reduce"):
+        monkeypatch.setattr(Fake, name, lambda self, *_, name=name: queued.append(name))
+
+    def check(comm, library):
+        beside, x = comm.split(0), find_device().array(np.ones(3))
+        work = comm.iallreduce(x, "sum", out=x)
+        work.wait()
+        number = comm.backend.board.reached(comm.rank)
+        assert number and comm.gpu._nccl.queue.watch.poll() is False
+        beside.barrier()
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
+        if comm.rank == 0:
+            late = comm.iallreduce(x, "sum", out=x)
+            assert not late.test() and comm.gpu._nccl.queue.watch.poll()
+            beside.send(np.ones(1), 1)
+            beside.recv(np.ones(1), 1)
+            if first == "watch":
+                assert not comm.gpu._nccl.queue.watch.poll()
+                assert library.made[0].ended == "aborted"
+                for call in (late.test, late.wait, comm.barrier):
+                    with pytest.raises(CommunicatorBroken, match="CollectiveMismatch.*different"):
+                        call()
+            else:
+                with pytest.raises(CollectiveMismatch, match="allreduce op=sum.* and a differ"):
+                    getattr(late, first)()
+        else:
+            beside.recv(np.ones(1), 0)
+            with pytest.raises(CollectiveMismatch, match="reduce op=sum root=0.* and a differ"):
+                comm.ireduce(x, "sum", out=x)
+            beside.send(np.ones(1), 0)
+        assert comm.broken is not None and comm.backend.board.reached(comm.rank) > number
+
+    by_nccl(2, check, "nccl")
+    assert sorted(queued) == ["allReduce"] * 3
+
+
 @pytest.mark.parametrize("trouble", ["deadline", "error"])
 def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
     """Whoever waits for its stream is let go, and the communicator says why from then on."""
@@ -520,7 +563,7 @@ def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
         while gpu._nccl.queue.watch.poll():
             pass
         assert library.made[0].ended == "aborted"
-        with pytest.raises(CommunicatorBroken, match=f"{words}; create a new communicator"):
+        with pytest.raises(CommunicatorBroken, match=f"{words}; create a new one"):
             comm.allreduce(x)
 
     by_nccl(1, check, "nccl")

@@ -8,22 +8,20 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...backends.program import Program, library_call
+from ...backends.program import Action, Program, library_call
 from ...calls.call import Call
 from ...calls.prepare import apart
 from ...device.array import DeviceArray
 from ...device.base import InFlight
-from ...engine.door import Door
 from ...engine.service import Service
-from ...engine.work import Work
-from ...errors import UnsupportedDtype
+from ...errors import CommunicationError, UnsupportedDtype
 from ...operations import loses_nan
 from ...schedule.registry import Choice
 from ..executor import LIBRARIES, GpuExecutor
 from ..ipc import DeviceHeap
 from ..ipc import why_not as why_not_symmetric
 from .backend import NcclBackend, Ranks, type_of
-from .watch import NcclWatch
+from .watch import NcclWatch, Queued
 
 NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
 """Collectives that NCCL has; the others that only move data are groups of NCCL messages."""
@@ -57,16 +55,16 @@ class NcclQueue:
     ----------
     backend : NcclBackend
         Backend over the ranks of the communicator.
-    door : Door
-        The communicator's, which is closed after NCCL was aborted.
+    broke : callable
+        ``broke(error, operation)`` breaks the communicator after NCCL was aborted, in any thread.
     """
 
-    def __init__(self, backend: NcclBackend, door: Door):
-        self.backend, self.device, self._door = backend, backend.device, door
+    def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):
+        self.backend, self.device = backend, backend.device
         self._event, self._last_stream = self.device.event(), None  # type: Any, int | None
         self._side_stream: int | None = None
         self._scratch = InFlight()
-        self.watch = NcclWatch(backend, self._broke)
+        self.watch = NcclWatch(backend, broke)
 
     def serve(
         self,
@@ -90,11 +88,14 @@ class NcclQueue:
         if scratch:
             self._scratch.hold(event, [scratch, *arrays])
 
-    def begin(self, call: Call, give: Callable[[], Any], timeout: float | None) -> Work:
-        """Queue a background call on a separate stream; return its Work, with result ``give()``.
+    def begin(
+        self, call: Call, timeout: float | None, check: Action
+    ) -> tuple[Callable[[], bool], Action]:
+        """Queue a background call on a separate stream; return ``done()`` and ``end()``.
 
-        The Work's ``wait()`` makes the arrays' streams wait for the call, not the host.  NCCL is
-        aborted if the call takes longer than `timeout` seconds (None: no limit).
+        ``end()`` makes the arrays' streams wait for the call, not the host.  NCCL is aborted if the
+        call takes longer than `timeout` seconds (None: no limit), or ``check()`` raises, in any
+        thread, because another rank has queued a different call.
         """
         arrays = _arrays(call)
         if self._side_stream is None:
@@ -102,23 +103,19 @@ class NcclQueue:
         side = self._side_stream
         self._wait_for_queued(arrays, side)
         scratch = self._queue(apart(call, side), side)
-        event = self._watch(call, side, timeout)
+        event = self._watch(call, side, timeout, check)
         self._scratch.hold(event, [scratch, *arrays])
 
-        def end() -> Any:
+        def end() -> None:
             for stream in {a.stream for a in arrays}:
                 event.block(stream)
-            return give()
 
-        return Work(event.done, lambda look, timeout: None, end, door=self._door)
+        return event.done, end
 
     def close(self) -> None:
         """Wait for the queued calls, each until its deadline, and destroy NCCL; collective."""
         self.watch.finish()
         self.backend.close()
-
-    def _broke(self, reason: str) -> None:
-        self._door.close(f"{reason}; create a new communicator")
 
     # -- ordering of streams --------------------------------------------------------------------
 
@@ -136,11 +133,13 @@ class NcclQueue:
             self._event.record(stream)
             self._event.block(other)
 
-    def _watch(self, call: Call, stream: int, timeout: float | None) -> Any:
+    def _watch(
+        self, call: Call, stream: int, timeout: float | None, check: Action | None = None
+    ) -> Any:
         event = self.device.event()
         event.record(stream)
         end = None if timeout is None else time.monotonic() + timeout
-        self.watch.add(event, end, call.fingerprint)
+        self.watch.add(Queued(event, end, call.fingerprint, check))
         return event
 
     # -- calls ----------------------------------------------------------------------------------
@@ -226,8 +225,12 @@ class NcclCollectives(GpuExecutor):
         if self._queue is None:
             backend = self._service.backend
             ranks = Ranks(backend.rank, backend.size, self._everyone)
-            self._queue = NcclQueue(NcclBackend(ranks), self._service.door)
+            self._queue = NcclQueue(NcclBackend(ranks), self._broke)
         return self._queue
+
+    def _broke(self, error: CommunicationError, operation: str) -> None:
+        # From the watchdog's thread, which may not call MPI.
+        self._service.broke(error, operation, None, elsewhere=False)
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether it serves a call.
@@ -264,7 +267,7 @@ class NcclCollectives(GpuExecutor):
         """Return the program that queues the call, on a separate stream if in the background."""
         queue, timeout = self.queue, self._service.timeout
         program = library_call(lambda: queue.serve(call, timeout))
-        program.begin = lambda give: queue.begin(call, give, timeout)
+        program.queue = lambda check: queue.begin(call, timeout, check)
         return program
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...device.base import Device, Event
-from ...errors import CommunicationError
+from ...errors import CollectiveTimeout, CommunicationError
 from .backend import NcclBackend
 
 SECONDS = 0.2  # between two polls
@@ -21,11 +21,24 @@ IDLE_SECONDS = 5.0  # after which an idle thread notices that its communicator i
 
 
 class Queued(NamedTuple):
-    """A queued call: event of its end, deadline (``time.monotonic``), and its name in errors."""
+    """A queued call.
+
+    Attributes
+    ----------
+    event : Event
+        Complete at its end.
+    deadline : float or None
+        Time of ``time.monotonic``; None for no limit.
+    what : str
+        Its name in errors.
+    check : callable or None
+        ``check()`` raises if another rank has queued a different call.
+    """
 
     event: Event
     deadline: float | None
     what: str
+    check: Callable[[], object] | None = None
 
 
 class NcclWatch:
@@ -36,10 +49,10 @@ class NcclWatch:
     backend : NcclBackend
         The backend that is watched, and aborted.
     broke : callable
-        ``broke(reason)`` is called after NCCL was aborted.
+        ``broke(error, what)`` is called after NCCL was aborted, with the name of the call.
     """
 
-    def __init__(self, backend: NcclBackend, broke: Callable[[str], object]):
+    def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):
         self._backend, self._broke = backend, broke
         self._queued: deque[Queued] = deque()
         self._lock = threading.Lock()
@@ -48,14 +61,10 @@ class NcclWatch:
         self._thread: threading.Thread | None = None
         self._without_thread = backend.device.emulated
 
-    def add(self, event: Event, deadline: float | None, what: str) -> None:
-        """Add a queued call; calls complete in the order in which they are added.
-
-        `event` is complete at its end, `deadline` is a time of ``time.monotonic`` (None: no limit),
-        and `what` names the call in errors.
-        """
+    def add(self, queued: Queued) -> None:
+        """Add a queued call; calls complete in the order in which they are added."""
         with self._lock:
-            self._queued.append(Queued(event, deadline, what))
+            self._queued.append(queued)
         if self._without_thread:
             return
         self._added.set()
@@ -67,7 +76,8 @@ class NcclWatch:
     def poll(self) -> bool:
         """Check the queued calls once; return whether any is still queued.
 
-        NCCL is aborted if it reports an error, or if the first queued call missed its deadline.
+        NCCL is aborted if it reports an error, or if the first queued call missed its deadline or
+        is another one than on other ranks.
         """
         with self._lock:
             queued = self._queued
@@ -75,23 +85,22 @@ class NcclWatch:
                 queued.popleft()
             if not queued:
                 return False
+            first = queued[0]
             try:
                 self._backend.check()
+                if first.check is not None:
+                    first.check()
+                if first.deadline is not None and time.monotonic() > first.deadline:
+                    raise CollectiveTimeout(
+                        f"rank {self._backend.rank}: NCCL has not finished {first.what} by its "
+                        "deadline; aborted",
+                        collective=first.what.split()[0],
+                    )
             except CommunicationError as error:
-                self._report(str(error))
-                return False
-            deadline = queued[0].deadline
-            if deadline is not None and time.monotonic() > deadline:
                 self._backend.abort()
-                self._report(
-                    f"rank {self._backend.rank}: NCCL has not finished {queued[0].what} by its "
-                    "deadline; aborted"
-                )
+                queued.clear()
+                self._broke(error, first.what)
             return bool(queued)
-
-    def _report(self, reason: str) -> None:
-        self._queued.clear()
-        self._broke(reason)
 
     def finish(self) -> None:
         """Wait until no call is queued: all are complete, or NCCL was aborted."""
