@@ -167,8 +167,9 @@ class Communicator:
         self._backend, self._place = complete(backend), Caller(backend.rank, backend.size)
         pipelining = Segmentation(segment_bytes, window, backend.library)
         self._service = Service(backend, config, pipelining)
-        self._find, self._door = self._service.programs.find, self._service.door
-        self._messages = PointToPoint(self._service)
+        self._sequencer = sequencer = self._service.sequencer
+        self._find, self._door = self._service.programs.find, sequencer.door
+        self._messages = PointToPoint(sequencer, self._service.background.works)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
             "window": window,
@@ -206,11 +207,11 @@ class Communicator:
     @property
     def timeout(self) -> float | None:
         """Deadline of every wait in seconds; None waits forever.  May be set."""
-        return self._service.timeout
+        return self._sequencer.timeout
 
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
-        self._service.timeout = CollectiveConfig(timeout=seconds).timeout
+        self._sequencer.timeout = CollectiveConfig(timeout=seconds).timeout
 
     @property
     def debug(self) -> bool:
@@ -220,12 +221,12 @@ class Communicator:
     @property
     def broken(self) -> str | None:
         """The reason why this communicator cannot be used any more; None while it can."""
-        return self._service.broken
+        return self._sequencer.broken
 
     @property
     def freed(self) -> bool:
         """Whether :meth:`free` has ended the use of this communicator."""
-        return self._service.freed
+        return self._sequencer.freed
 
     @property
     def max_tag(self) -> int:
@@ -962,12 +963,12 @@ class Communicator:
         """
         if not isinstance(what, str):
             raise self._place.wrong(f"guard: what={what!r}: expected a str")
-        service = self._service
-        service.check_usable()
+        sequencer = self._sequencer
+        sequencer.check_usable()
         try:
             yield
         except BaseException as error:
-            raise service.broke(error, what, service.sequence) from error.__cause__
+            raise sequencer.broke(error, what, sequencer.sequence) from error.__cause__
 
     # -- objects --------------------------------------------------------------------------------
 
@@ -1149,7 +1150,7 @@ class Communicator:
                 self._agreed("split", check)
             check()
             mine = (None if color is None else int(color), int(key))
-            sub = self._service.meet("split", lambda: self._backend.split(*mine))
+            sub = self._sequencer.meet("split", lambda: self._backend.split(*mine))
             self._splits[()] += 1
             return None if sub is None else self._of(sub, f".{self._splits[()]}:{color}")
 
@@ -1261,7 +1262,7 @@ class Communicator:
             if device is not None:
                 self._use_gpu()
                 return self._gpu_for(what).empty(dims, known)
-            return self._service.set_up("empty", lambda: heap.empty(dims, known))
+            return self._sequencer.set_up("empty", lambda: heap.empty(dims, known))
 
     def use_gpu(self) -> int:
         """Choose a GPU with the fewest ranks for this rank, and make it current; collective.
@@ -1285,8 +1286,8 @@ class Communicator:
             return self._use_gpu()
 
     def _use_gpu(self) -> int:
-        everyone = self._service.everyone
-        return self._service.set_up("use_gpu", lambda: choose_gpu(self.rank, everyone))
+        everyone = self._sequencer.everyone
+        return self._sequencer.set_up("use_gpu", lambda: choose_gpu(self.rank, everyone))
 
     def free(self, x: Any = None) -> None:
         """Release the communicator and its resources, or an array of :meth:`empty`; collective.
@@ -1304,9 +1305,9 @@ class Communicator:
         InvalidArgument
             If `x` is not from :meth:`empty` of this communicator, or was freed before.
         """
-        if x is None and self.traced is not None and self._service.broken is None:
+        if x is None and self.traced is not None and self._sequencer.broken is None:
             self.traced.tracing.end_with(self)
-        if x is not None or self._service.broken is None:
+        if x is not None or self._sequencer.broken is None:
             with self._door:
                 self._free(x)
 
@@ -1333,9 +1334,8 @@ class Communicator:
         if self._gpu_service is not None:
             self._gpu_service.close()
         self._service.programs.clear()
-        self._service.meet("free", self._backend.close)
-        self._service.freed = True
-        self._door.close("the communicator was freed")
+        self._sequencer.meet("free", self._backend.close)
+        self._sequencer.free()
 
     def explain(
         self,
@@ -1487,8 +1487,8 @@ class Communicator:
         `what` is the user's call, for reports.
         """
         if self._gpu_service is None:
-            service = self._service
-            self._gpu_service = service.set_up(what, lambda: GpuService(service, service.everyone))
+            service, everyone = self._service, self._sequencer.everyone
+            self._gpu_service = self._sequencer.set_up(what, lambda: GpuService(service, everyone))
         return self._gpu_service
 
     @cached_property
@@ -1556,17 +1556,17 @@ class Communicator:
 
         Used with ``MPIDIST_DEBUG=1``.  An error of `make` on one rank is reported on all.
         """
-        self._service.check_usable()
+        self._sequencer.check_usable()
         try:
             prepared = make()
         except CommunicationError:  # from the exchange that precedes the check
             raise
         except MpidistError as error:
-            check_same_call(self._service, collective, error)
+            check_same_call(self._sequencer, collective, error)
             raise
         call, intention = prepared.call, self._service.intention
         when = " in the background" * background + " on a GPU" * call.on_device
-        check_same_call(self._service, f"{call.fingerprint} algorithm={algorithm}{when}")
+        check_same_call(self._sequencer, f"{call.fingerprint} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
         if self._service.heap is not None and not call.on_device:
             self._agreed("", lambda: (intention(call, algorithm, background),))
@@ -1577,13 +1577,13 @@ class Communicator:
 
         Raises on all ranks if `check` fails on one, or the results differ.  `what` names the call.
         """
-        self._service.check_usable()
+        self._sequencer.check_usable()
         try:
             found = check()
         except MpidistError as error:
-            check_same_call(self._service, what, error)
+            check_same_call(self._sequencer, what, error)
             raise
-        check_same_call(self._service, f"{what} {', '.join(map(str, found))}".strip())
+        check_same_call(self._sequencer, f"{what} {', '.join(map(str, found))}".strip())
         return found
 
     def _scattering(self, x: Any, out: Any, counts: Any, root: Any) -> Prepared:
@@ -1597,9 +1597,9 @@ class Communicator:
             what = f"scatter root={root} without out"
             if self._debug:  # else the ranks would wait for each other before they agree
                 self._agreed(what, tuple)
-            service = self._service
-            told = service.set_up(
-                what, lambda: service.everyone(mine)[root], "exchange of the shape"
+            sequencer = self._sequencer
+            told = sequencer.set_up(
+                what, lambda: sequencer.everyone(mine)[root], "exchange of the shape"
             )
         return prepare("scatter", self._place, x, out, root=root, counts=counts, told=told)
 

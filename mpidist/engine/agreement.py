@@ -6,19 +6,21 @@ import logging
 
 from ..errors import CollectiveMismatch, MpidistError
 from .call_site import call_site
-from .service import Service
+from .sequencer import Sequencer
 
 log = logging.getLogger("mpidist")
 _WARNED: set[tuple[str, ...]] = set()  # call sites for which the warning has been logged
 
 
-def check_same_call(service: Service, operation: str, error: MpidistError | None = None) -> None:
+def check_same_call(
+    sequencer: Sequencer, operation: str, error: MpidistError | None = None
+) -> None:
     """Raise CollectiveMismatch on all ranks unless all are about to run the same collective.
 
     Parameters
     ----------
-    service : Service
-        The service of the communicator.
+    sequencer : Sequencer
+        The sequencer of the communicator.
     operation : str
         Description of this rank's collective: kind, op, root, count, dtype.
     error : MpidistError, optional
@@ -32,8 +34,8 @@ def check_same_call(service: Service, operation: str, error: MpidistError | None
     """
     summary = f"raised {type(error).__name__}: {error}" if error is not None else operation
     mine = (summary, error is not None, call_site())
-    everyone = service.set_up(
-        operation, lambda: service.everyone(mine), "agreement of MPIDIST_DEBUG=1", "an agreement"
+    everyone = sequencer.set_up(
+        operation, lambda: sequencer.everyone(mine), "agreement of MPIDIST_DEBUG=1", "an agreement"
     )
     sites = tuple(site for _, _, site in everyone)
     same = len({summary for summary, _, _ in everyone}) == 1
@@ -47,7 +49,7 @@ def check_same_call(service: Service, operation: str, error: MpidistError | None
             log.warning(
                 "rank %d: %s is begun in different places: %s; operations in the background must "
                 "be begun in the same order on every rank",
-                *(service.backend.rank, operation, rows),
+                *(sequencer.backend.rank, operation, rows),
             )
         return
     rows = "\n".join(

@@ -216,12 +216,12 @@ class Door:
 
     def _serves(self, frame: FrameType) -> bool:
         """Return whether a frame of the package works for this door's communicator."""
-        for name in ("self", "service", "door"):
+        for name in ("self", "sequencer", "door"):
             found = frame.f_locals.get(name)
-            parts = ("door", "_door", "service", "_service", "owner")
+            parts = ("door", "_door", "sequencer", "_sequencer", "_service", "owner")
             for thing in (found, *(getattr(found, part, None) for part in parts)):
-                service = getattr(thing, "service", None)
-                doors = thing, getattr(thing, "door", None), getattr(service, "door", None)
+                sequencer = getattr(thing, "sequencer", None)
+                doors = thing, getattr(thing, "door", None), getattr(sequencer, "door", None)
                 if any(door is self for door in doors):
                     return True
         return False

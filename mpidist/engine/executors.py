@@ -7,34 +7,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from ..backends.base import Backend, PendingArrival, Transfer
 from ..backends.executor import Executor
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
-from ..schedule.registry import Choice, Groups
-from ..selection.segmentation import Segmentation
-from ..shared_memory.heap import Heap
+from ..schedule.registry import Choice
+from ..shared_memory.host import Host
 from ..shared_memory.in_place import Symmetric
 from ..shared_memory.single_copy import SingleCopy
 from ..shared_memory.slots import Staged
 from .binding import CallBinder
-from .reports import Reports
 from .storage import HostMemory
 
 _REPORT_SECONDS = 1.0  # for ranks of other nodes to report a mismatch
-
-
-class Host(Protocol):
-    """The members of a communicator's service that executors of host arrays use."""
-
-    backend: Backend
-    reports: Reports
-    heap: Heap | None
-    groups: Groups
-    pipelining: Segmentation
-    arity: int
 
 
 class NativeExecutor(Executor):
@@ -48,7 +36,7 @@ class NativeExecutor(Executor):
     name, summary = "native", "the backend's own collective"
 
     def __init__(self, host: Host):
-        self._backend, self._reports = host.backend, host.reports
+        self._backend, self._mismatch = host.backend, host.mismatch
         self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
     def why_not(self, call: Call, background: bool) -> str | None:
@@ -78,7 +66,7 @@ class NativeExecutor(Executor):
         before, transfer, after = native.started(call)
         compared: _Compared | None = None
         if len(backend.board.ranks) < backend.size:
-            transfer = compared = _Compared(backend, self._reports, transfer, self._waiting)
+            transfer = compared = _Compared(backend, self._mismatch, transfer, self._waiting)
         item = Round(tuple(before), transfer, tuple(after))
         return Program([item], interruptible=False, named=compared)
 
@@ -94,11 +82,15 @@ class _Compared:
     """A background native call between nodes, started once the ranks have compared theirs."""
 
     def __init__(
-        self, backend: Backend, reports: Reports, call: Transfer, waiting: deque[_Compared]
+        self,
+        backend: Backend,
+        mismatch: Callable[[int, str, dict[int, str]], Exception],
+        call: Transfer,
+        waiting: deque[_Compared],
     ):
         assert backend.roll_call is not None  # there are other nodes
         self._backend, self._roll_call = backend, backend.roll_call
-        self._reports, self._call, self._waiting = reports, call, waiting
+        self._mismatch, self._call, self._waiting = mismatch, call, waiting
         self._sequence, self._operation, self._fingerprint = 0, "", 0
         self._arrival: PendingArrival
         self._started = False
@@ -134,7 +126,7 @@ class _Compared:
         if self._until is not None:
             other = self._roll_call.different(self._sequence, self._fingerprint)
             if other or time.monotonic() > self._until:
-                raise self._reports.mismatch(self._sequence, self._operation, other)
+                raise self._mismatch(self._sequence, self._operation, other)
         return self._started and self._call.test()
 
 
@@ -183,5 +175,5 @@ class MessagesExecutor(Executor):
 EXECUTORS: list[Any] = [NativeExecutor, Symmetric, Staged, SingleCopy, MessagesExecutor]
 """The executors of host arrays, in the order in which ``explain`` lists them.
 
-Each is made from the service of a communicator, see :class:`Host`.
+Each is made from a :class:`~mpidist.shared_memory.host.Host`.
 """

@@ -32,8 +32,8 @@ from ..errors import (
     unpicklable,
 )
 from .run import Engine, Steps, discard
-from .service import Service
-from .work import UNSET, Work
+from .sequencer import Sequencer
+from .work import UNSET, Work, sweep
 
 USER_TAGS = 1 << 20
 INLINE_BYTES = 8192
@@ -78,14 +78,21 @@ class PointToPoint:
     The tags between those of the collectives and of set-up are divided into five ranges: arrays,
     objects, posted messages, the making of groups, and the elements after a header.
 
+    Parameters
+    ----------
+    sequencer : Sequencer
+        The sequencer of the communicator.
+    works : set of Work
+        The begun operations of the communicator that have not ended.
+
     Attributes
     ----------
     width : int
         Number of tags of each range; the user's are 0 … `width` - 1.
     """
 
-    def __init__(self, service: Service):
-        self.service, self.backend = service, service.backend
+    def __init__(self, sequencer: Sequencer, works: set[Work]):
+        self.sequencer, self.backend, self._works = sequencer, sequencer.backend, works
         self.place = Caller(self.backend.rank, self.backend.size)
         limit = min(self.backend.tag_limit, 2**30)
         first, end = limit // 2, limit // 4 * 3
@@ -95,7 +102,7 @@ class PointToPoint:
         self._base["group"] = first + 3 * width
         self._following, self._followed = first + 4 * width, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
-        self._arrivals = PendingReceives(service.engine)
+        self._arrivals = PendingReceives(sequencer.engine)
 
     def _tag(self, kind: str, tag: Any) -> int:
         if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)):
@@ -146,8 +153,8 @@ class PointToPoint:
         Parameters are as for :meth:`begin_send`; `kind` chooses the range of tags.
         """
         wire = self._tag(kind, tag)
-        self.service.check_usable()
-        self.service.background.sweep()
+        self.sequencer.check_usable()
+        sweep(self._works)
         backend = self.backend
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
@@ -180,7 +187,7 @@ class PointToPoint:
         `end` is called after its arrival and returns the result of the Work.
         """
         wire = self._tag("array", tag)
-        self.service.check_usable()
+        self.sequencer.check_usable()
         first = self._first(peer, wire)
         arrival = PendingReceive(self._take(first, room, form, peer, tag))
         self._arrivals.add(arrival)
@@ -202,7 +209,7 @@ class PointToPoint:
 
         `tag` is the user's, `wire` the backend's.
         """
-        self.service.check_usable()
+        self.sequencer.check_usable()
         first = self._first(peer, wire)
         self._wait(first.test, _RECV, peer, timeout)
         if form is not None and first.content.startswith(form.head):  # the usual short message
@@ -313,7 +320,7 @@ class PointToPoint:
         if kind not in ("array", "object"):
             raise self.place.wrong(f"kind={kind!r}: expected 'array' or 'object'")
         peer, wire = self.source(peer, itself=True), self._tag(kind, tag)
-        self.service.check_usable()
+        self.sequencer.check_usable()
         return self.backend.iprobe(peer, wire)
 
     def meet(self, ranks: Sequence[int], tag: Any) -> None:
@@ -338,10 +345,10 @@ class PointToPoint:
                 reason += ", or waits for a rank that has not"
             late = (
                 f"rank {rank}: create_group of ranks {others} not finished within "
-                f"{self.service.timeout} s: {reason}"
+                f"{self.sequencer.timeout} s: {reason}"
             )
             error = CollectiveTimeout(late, collective="create_group", missing=missing)
-            raise self.service.broke(error, "create_group", None) from None
+            raise self.sequencer.broke(error, "create_group", None) from None
 
     def _work(
         self,
@@ -352,7 +359,7 @@ class PointToPoint:
         sender: Callable[[], int | None] | None = None,
     ) -> Work:
         def wait(test: Callable[[], bool], timeout: Any) -> None:
-            self.service.check_usable()
+            self.sequencer.check_usable()
             self._wait(test, describe, peer, timeout)
 
         def translated() -> bool:
@@ -361,8 +368,8 @@ class PointToPoint:
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
-        service = self.service
-        return Work(translated, wait, end, service.background.works, sender, door=service.door)
+        sequencer = self.sequencer
+        return Work(translated, wait, end, self._works, sender, door=sequencer.door)
 
     def _wait(
         self,
@@ -375,7 +382,7 @@ class PointToPoint:
 
         ``describe(subject)`` describes the messages for the report.
         """
-        service = self.service
+        sequencer = self.sequencer
         try:
             if test():  # as most messages are complete by now, nothing is prepared for a wait
                 return
@@ -395,10 +402,10 @@ class PointToPoint:
                 )
 
         try:
-            if not service.engine.wait(test, service.deadline(timeout), alarm):
-                raise service.timed_out(describe(subject), None, "", timeout)
+            if not sequencer.engine.wait(test, sequencer.deadline(timeout), alarm):
+                raise sequencer.timed_out(describe(subject), None, "", timeout)
         except (CollectiveTimeout, RankFailed) as error:
-            raise service.broke(error, describe(subject), None, test) from error.__cause__
+            raise sequencer.broke(error, describe(subject), None, test) from error.__cause__
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
 
@@ -461,11 +468,11 @@ class PointToPoint:
             or not 0 <= tag < self.width
             or not 0 <= peer < self.backend.size
             or peer == self.backend.rank
-            or self.service.broken is not None
+            or self.sequencer.broken is not None
         ):
             self._tag("posted", tag)
             self.peer(peer)
-            self.service.check_usable()
+            self.sequencer.check_usable()
         return self._posted + tag
 
     def _contiguous(self, data: np.ndarray, argument: str) -> np.ndarray:
@@ -504,7 +511,7 @@ class PointToPoint:
             return not left
 
         if left:
-            self.service.check_usable()
+            self.sequencer.check_usable()
             test = left[0].ended if len(left) == 1 else ended
             self._wait(test, partial(_describe, what), left, timeout)
         for message in every:
@@ -599,7 +606,7 @@ class PostedMessage:
         """
         if self._test is None:
             return self.poll()
-        door = self.owner.service.door
+        door = self.owner.sequencer.door
         token = door.enter_pending()
         try:
             return self.poll()
@@ -629,7 +636,7 @@ class PostedMessage:
         CollectiveTimeout
             If the deadline passed; it names rank, peer and tag, and the communicator is broken.
         """
-        door = self.owner.service.door
+        door = self.owner.sequencer.door
         token = door.enter_pending()
         try:
             self.owner.wait_all([self], None, timeout)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..calls.call import Call
 from ..schedule.registry import GENERATION
 from ..trace import Served
 from .binding import held_bytes
+from .sequencer import Sequencer
 
 LIMIT = 128 << 20  # bytes held by the bound calls of one communicator, scratch memory included
 NOTED = 1 << 14  # calls that are remembered without being kept, about 300 bytes each
@@ -206,18 +207,6 @@ class Repeated:
         self.out_flags = None if out is None else out.flags.num
 
 
-class OperationCounter(Protocol):
-    """Counts the operations of a communicator; the cache of programs measures age by it.
-
-    Attributes
-    ----------
-    sequence : int
-        Number of the last operation.
-    """
-
-    sequence: int
-
-
 class Programs:
     """The bound calls of one communicator, by key, up to a number of bytes.
 
@@ -235,8 +224,8 @@ class Programs:
 
     Parameters
     ----------
-    clock : OperationCounter
-        Counts the operations.
+    clock : Sequencer
+        Counts the operations, by which the age of a bound call is measured.
     limit : int, optional
         Bytes that bound calls may hold.  The last one kept may exceed it, as its bytes are known
         only once it is bound: so a call that needs more than all others may be kept too.
@@ -249,7 +238,7 @@ class Programs:
         Bytes held by all.
     """
 
-    def __init__(self, clock: OperationCounter, limit: int = LIMIT):
+    def __init__(self, clock: Sequencer, limit: int = LIMIT):
         self.limit, self.nbytes, self._clock = limit, 0, clock
         self.entries: OrderedDict[Hashable, Bound] = OrderedDict()
         self._repeated: dict[Hashable, Repeated] = {}

@@ -9,32 +9,13 @@ import sys
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ..backends.base import Backend
-from .reports import Reports
+if TYPE_CHECKING:
+    from .sequencer import Sequencer
 
 log = logging.getLogger("mpidist")
 _TICK = 1.0  # seconds between polls, at most a quarter of the shortest deadline
-
-
-class Watched(Protocol):
-    """The members of a communicator's service that the watchdog uses.
-
-    Attributes
-    ----------
-    timeout : float or None
-        Seconds that a call may take.
-    inside : int
-        Number of the operation in whose native call this rank is; 0 outside of any.
-    backend, reports : Backend, Reports
-        The backend that ends the job, and the writer of the report.
-    """
-
-    timeout: float | None
-    inside: int
-    backend: Backend
-    reports: Reports
 
 
 class Watchdog:
@@ -45,15 +26,15 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Sequencer] = weakref.WeakSet()
         self._seen: dict[int, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, service: Watched) -> None:
-        """Register `service`, to be polled from now on."""
+    def watch(self, sequencer: Sequencer) -> None:
+        """Register `sequencer`, to be polled from now on."""
         with self._lock:
-            self._watched.add(service)
+            self._watched.add(sequencer)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="mpidist-watchdog", daemon=True
@@ -64,36 +45,36 @@ class Watchdog:
         while True:
             tick = _TICK
             with self._lock:
-                services = list(self._watched)
-            for service in services:
-                if service.timeout is not None:
-                    tick = min(tick, service.timeout / 4)
-                    self._look(service, service.timeout)
-            del services
+                sequencers = list(self._watched)
+            for sequencer in sequencers:
+                if sequencer.timeout is not None:
+                    tick = min(tick, sequencer.timeout / 4)
+                    self._look(sequencer, sequencer.timeout)
+            del sequencers
             time.sleep(tick)
 
-    def _look(self, service: Watched, timeout: float) -> None:
-        inside = service.inside
+    def _look(self, sequencer: Sequencer, timeout: float) -> None:
+        inside = sequencer.inside
         if not inside:
-            self._seen.pop(id(service), None)
+            self._seen.pop(id(sequencer), None)
             return
-        sequence, since = self._seen.setdefault(id(service), (inside, time.monotonic()))
+        sequence, since = self._seen.setdefault(id(sequencer), (inside, time.monotonic()))
         if sequence != inside:
-            self._seen[id(service)] = (inside, time.monotonic())
+            self._seen[id(sequencer)] = (inside, time.monotonic())
         elif time.monotonic() - since > timeout:
-            self._end(service, inside, timeout)
+            self._end(sequencer, inside, timeout)
 
-    def _end(self, service: Watched, sequence: int, timeout: float) -> None:
+    def _end(self, sequencer: Sequencer, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
-        threads, board = service.backend.threads, service.backend.board
+        threads, board = sequencer.backend.threads, sequencer.backend.board
         operation = board.texts.get(board.fingerprint(sequence), "a native call")
-        error = service.reports.timed_out(
+        error = sequencer.reports.timed_out(
             operation, sequence, "native, which cannot be interrupted", timeout, ask=threads
         )
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()
         if threads:
-            service.backend.abort(1)
+            sequencer.backend.abort(1)
         # Every launcher notices death by a signal; a mere exit leaves the other ranks hanging.
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from .door import Door
+
+log = logging.getLogger("mpidist")
 
 
 class _Unset:
@@ -180,3 +183,12 @@ class Work:
     def _forget(self) -> None:
         self._pending.discard(self)
         _pending.discard(self)
+
+
+def sweep(works: set[Work]) -> None:
+    """Poll begun operations, so that the references to those that have ended are dropped."""
+    for work in list(works):
+        try:
+            work.poll()
+        except Exception:  # raised again in wait() of that operation
+            log.debug("an operation in the background failed", exc_info=True)

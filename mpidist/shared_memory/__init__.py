@@ -1,10 +1,10 @@
 """Shared memory of the ranks of a node: symmetric arrays, and executors of collectives in it.
 
 ============  ==============================================================================
-executors     in_place and rooted (``symmetric``), slots (``staged``), single_copy
+executors     in_place and rooted (``symmetric``), slots (``staged``), single_copy; host
 kernels       kernel (phases), fold (combine), barrier, conditional (skippable actions)
 memory        heap: symmetric arrays, the staging slots and the words of the barriers
-run           compile: functions that run a kernel; steps: a kernel as steps of compiled code
+run           steps: a kernel as steps of compiled code
 C code        compiled (ctypes bindings), compiled.c, steps.c, module.c
 ============  ==============================================================================
 

@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_VECTORS
 #include <immintrin.h>
 
 #define LINE 64
@@ -145,7 +145,7 @@ void mpidist_sum(const struct sum *sum)
     _mm_sfence();
 }
 
-#else /* not x86-64: mpidist_width() returns 0, so the other functions are never called */
+#else /* not x86-64: mpidist_width() returns 0, so there are neither sums nor streaming stores */
 
 int mpidist_width(void) { return 0; }
 void mpidist_copy(const struct copy *copy)

@@ -3,6 +3,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Steps need atomic 64-bit words and 64-bit addresses; vectors are those of x86-64.  A build with
+   MPIDIST_PORTABLE is what other processors get. */
+#if defined(__GNUC__) && UINTPTR_MAX == UINT64_MAX
+#define RUNS_STEPS 1
+#if defined(__x86_64__) && !defined(MPIDIST_PORTABLE)
+#define HAS_VECTORS 1
+#endif
+#endif
+
 /* A copy of `count` bytes.  If `width` is not 0, with streaming stores of `width` bytes, between
    memory that does not overlap; else by the C library's memmove. */
 struct copy {
@@ -53,6 +62,7 @@ struct program {
 };
 
 int mpidist_width(void);
+int mpidist_runs_steps(void);
 void mpidist_copy(const struct copy *copy);
 void mpidist_sum(const struct sum *sum);
 int mpidist_run(const struct program *program, int64_t sequence, int at);

@@ -107,9 +107,11 @@ def load() -> tuple[Any, str]:
         return None, "none: installed without a C compiler, or without Python's headers"
     except ImportError as error:
         return None, f"none: the compiled module cannot be loaded; install again ({error})"
-    if getattr(found, "layout", tuple)() != LAYOUT:
+    if getattr(found, "layout", tuple)() != LAYOUT or not hasattr(found, "runs_steps"):
         return None, f"none: {found.__file__} is of another version; install again"
-    return found, "" if found.width() else "none: there is only code for x86-64"
+    if not found.runs_steps():
+        return found, "none: there is only code for 64-bit processors, by GCC or Clang"
+    return found, "" if found.width() else "no vectors: there is only code for x86-64"
 
 
 _compiled, WHY_NOT = load()
@@ -120,8 +122,14 @@ _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 @cache
 def vector_width() -> int:
-    """Return the width in bytes of the widest vector; 0 without compiled code for this machine."""
+    """Return the width in bytes of the widest vector; 0 without such code for this processor."""
     return 0 if _compiled is None else _compiled.width()
+
+
+@cache
+def runs_steps() -> bool:
+    """Return whether there is compiled code for the steps of kernels on this machine."""
+    return _compiled is not None and _compiled.runs_steps()
 
 
 def _bind(name: str, arguments: Any, *references: Any) -> Action:
@@ -136,7 +144,7 @@ def _bind(name: str, arguments: Any, *references: Any) -> Action:
 
 
 def function(name: str) -> Any:
-    """Return a compiled function by name; valid only if `vector_width` is not 0."""
+    """Return a compiled function by name; valid only if `runs_steps`."""
     return getattr(_compiled, name)
 
 

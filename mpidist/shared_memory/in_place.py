@@ -14,12 +14,10 @@ The functions that make a program of a kernel are also used by the executors in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from ..algorithms.relabel import onward
-from ..backends.base import Backend
 from ..backends.executor import Executor
 from ..backends.program import Action, Program, Round, Side, store
 from ..calls.call import Call
@@ -30,6 +28,7 @@ from .barrier import Barrier, BoardArrival
 from .compiled import streams
 from .fold import fold
 from .heap import Heap, Location
+from .host import Host
 from .kernel import Body, Phase, copier, divisor, push, slices_of, unowned
 
 NEEDS = {
@@ -76,36 +75,6 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
     return location.key if source is None else f"{location.key} from {source.key}"
 
 
-class CallChecks(Protocol):
-    """The part of ``mpidist.engine.reports.Reports`` that compares the ranks' operations."""
-
-    def check_same(self, sequence: int, what: str, fingerprint: int) -> None:
-        """Raise CollectiveMismatch if a rank of this node has announced another operation.
-
-        `what` and `fingerprint` are those of this rank's operation number `sequence`.
-        """
-
-
-class SharedMemory(Protocol):
-    """The part of a communicator's service that the executors in shared memory need.
-
-    Attributes
-    ----------
-    backend : Backend
-        Backend of the communicator.
-    heap : Heap or None
-        Symmetric memory of the communicator; None if its ranks share no memory.
-    """
-
-    backend: Backend
-
-    @property
-    def reports(self) -> CallChecks:
-        """The object that compares the ranks' operations."""
-
-    heap: Heap | None
-
-
 NO_HEAP = "the ranks share no memory"
 
 
@@ -114,9 +83,9 @@ class Symmetric(Executor):
 
     name, summary = "symmetric", "every rank reads and writes the others' memory in place"
 
-    def __init__(self, host: SharedMemory):
+    def __init__(self, host: Host):
         self._heap, self._board = host.heap, host.backend.board
-        self._check_same = host.reports.check_same
+        self._check_same = host.check_same
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""

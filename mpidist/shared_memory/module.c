@@ -52,6 +52,12 @@ static PyObject *width(PyObject *module, PyObject *nothing)
     return PyLong_FromLong(mpidist_width());
 }
 
+static PyObject *runs_steps(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyBool_FromLong(mpidist_runs_steps());
+}
+
 /* Return the layout, for compiled.py to compare with its own. */
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
@@ -66,6 +72,7 @@ static PyMethodDef functions[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "Run a struct program for an operation's sequence number, from a step on."},
     {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},
+    {"runs_steps", runs_steps, METH_NOARGS, "Return whether there is code for steps."},
     {"layout", layout, METH_NOARGS, "Return the sizes of the structures and the number of kinds."},
     {NULL, NULL, 0, NULL},
 };

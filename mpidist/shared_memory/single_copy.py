@@ -25,7 +25,8 @@ from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from .fold import PIECE_BYTES, fold
 from .heap import Heap
-from .in_place import NO_HEAP, SharedMemory, assemble
+from .host import Host
+from .in_place import NO_HEAP, assemble
 from .kernel import divisor, slices_of, unowned
 
 _X, _OUT = range(2)  # a rank's notes: addresses of its input and its result
@@ -136,7 +137,7 @@ class SingleCopy(Executor):
 
     name, summary = "single_copy", "every rank reads the others' private arrays"
 
-    def __init__(self, host: SharedMemory):
+    def __init__(self, host: Host):
         self._heap, self._workspace = host.heap, None  # type: Heap | None, Workspace | None
         self._reason = NO_HEAP if host.heap is None else None
         self.ready = host.heap is None

@@ -27,7 +27,8 @@ from ..errors import Unsupported
 from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from .heap import STAGING_BYTES, Heap, Location
-from .in_place import NO_HEAP, SharedMemory, assemble
+from .host import Host
+from .in_place import NO_HEAP, assemble
 from .kernel import Body, combine, combine_all, one_shot, pieces_of, slices_of, unowned
 
 _PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
@@ -40,7 +41,7 @@ class Staged(Executor):
     name, summary = "staged", "every rank copies its data into shared memory, where others read it"
     turns = 2
 
-    def __init__(self, host: SharedMemory):
+    def __init__(self, host: Host):
         self._heap = host.heap
         self._reason = NO_HEAP if host.heap is None else None
         self.ready = host.heap is None

@@ -6,8 +6,18 @@
 
 #include "compiled.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef RUNS_STEPS
 #include <sched.h>
+
+/* Tell the processor that this is a loop that waits. */
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 /* Spin for a short time; return whether all awaited ranks have reached a number. */
 static int reached(const struct meeting *meeting, int64_t number)
@@ -17,7 +27,7 @@ static int reached(const struct meeting *meeting, int64_t number)
     for (int other = 0; other < meeting->count; other++)
         while (__atomic_load_n(meeting->others[other], __ATOMIC_ACQUIRE) < number) {
             if (looks-- > 0)
-                __builtin_ia32_pause();
+                relax();
             else if (yields-- > 0)
                 sched_yield();
             else
@@ -94,12 +104,16 @@ int mpidist_run(const struct program *program, int64_t sequence, int at)
     return -1;
 }
 
-#else /* never called, as in compiled.c; atomic 64-bit reads might need a library there */
+int mpidist_runs_steps(void) { return 1; }
+
+#else /* atomic 64-bit reads might need a library there */
 
 int mpidist_run(const struct program *program, int64_t sequence, int at)
 {
     (void)program, (void)sequence;
     return at;
 }
+
+int mpidist_runs_steps(void) { return 0; }
 
 #endif

@@ -42,5 +42,5 @@ def test_waits_end():
     comm.timeout = 0.05
     assert not comm.backend.wait(lambda: False, 0.0)
     assert comm.backend.missing(1) == (0,)
-    report = comm._service.timed_out("allreduce", 1, "ring")
+    report = comm._service.sequencer.timed_out("allreduce", 1, "ring")
     assert isinstance(report, CollectiveTimeout) and "rank 0: allreduce" in str(report)

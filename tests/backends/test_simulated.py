@@ -354,7 +354,7 @@ def test_tags_of_each_kind_are_apart(limit):
         backend.kind = "collective"
         comm.iallreduce(np.ones(5), algorithm="ring").wait()
         backend.kind = "set-up"
-        comm._service.everyone(0)
+        comm._service.sequencer.everyone(0)
 
     run_group(Noting.create_group(2), body, 20)
     used["following"] -= used["array"]

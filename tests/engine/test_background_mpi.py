@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from mpidist.engine.work import sweep
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken
 from tests.support import collective_cases as cases
 
@@ -145,8 +146,8 @@ def test_work_that_is_dropped(comm):
     works = comm._service.background.works
     end = time.monotonic() + 90
     while works and time.monotonic() < end:  # the others may be waiting for a core
-        comm._service.background.sweep()
-        comm._service.engine.progress()
+        sweep(works)
+        comm._service.sequencer.engine.progress()
         os.sched_yield()
     assert not works
 

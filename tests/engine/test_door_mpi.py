@@ -95,7 +95,7 @@ def test_a_second_thread_is_refused(comm, own):
     refused = {}
 
     def other():
-        while made._service.door._tokens:  # until the first thread is inside
+        while made._service.sequencer.door._tokens:  # until the first thread is inside
             time.sleep(1e-3)
         for name, enter in entries(comm).items():
             try:
@@ -182,7 +182,7 @@ def test_an_interrupt_at_the_entry_leaves_the_door_usable(comm, own):
     made, _ = own
 
     def struck():
-        token = made._service.door.take()
+        token = made._service.sequencer.door.take()
         assert token
         raise KeyboardInterrupt
 
@@ -234,7 +234,7 @@ def test_a_repeated_call_leaves_a_closed_door_closed(comm, own, algorithm):
         # Of many ranks MPI does not combine on each.
         pytest.skip("needs exactly 2 ranks" if comm.size > 2 else "needs at least 2 ranks")
     made, _ = own
-    door, x, closing = made._service.door, np.zeros(4 * comm.size), []
+    door, x, closing = made._service.sequencer.door, np.zeros(4 * comm.size), []
 
     def add(left, right):
         if closing:

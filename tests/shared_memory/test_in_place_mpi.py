@@ -242,12 +242,12 @@ def flags_do_not_overtake(comm, n, rounds):
         for peer in range(comm.size):  # push into everybody's
             views[peer][comm.rank * n : (comm.rank + 1) * n] = k * 10 + comm.rank
         barrier.start()
-        assert comm._service.engine.wait(barrier.test, time.monotonic() + 90)
+        assert comm._service.sequencer.engine.wait(barrier.test, time.monotonic() + 90)
         for peer in range(comm.size):
             part = x[peer * n : (peer + 1) * n]
             stale += int(part[0] != k * 10 + peer) + int(part[-1] != k * 10 + peer)
         barrier.start()
-        assert comm._service.engine.wait(barrier.test, time.monotonic() + 90)
+        assert comm._service.sequencer.engine.wait(barrier.test, time.monotonic() + 90)
     return stale
 
 

@@ -1,4 +1,14 @@
-"""Steps of a kernel: run in their order, by compiled code or by Python, and resumed."""
+"""Steps of a kernel: run in their order, by compiled code or by Python, and resumed.
+
+By the code of this machine, and by that which other 64-bit processors get.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +20,36 @@ from mpidist.shared_memory.compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM
 from mpidist.shared_memory.conditional import ConditionalAction, TargetedAction
 from mpidist.shared_memory.steps import Steps, WordAddresses
 
-pytestmark = pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not compiled.runs_steps(), reason="needs a C compiler")
 MARK, ME, OTHER = 1234, 0, 8
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory):
+    """The compiled module without code for x86-64."""
+    if not (shutil.which("cc") and (ROOT / "setup.py").exists()):
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("portable")
+    build = [f"--build-lib={folder}", f"--build-temp={folder / 'objects'}"]
+    environ = {**os.environ, "CFLAGS": "-DMPIDIST_PORTABLE -Werror"}
+    command = [sys.executable, "setup.py", "build_ext", "--force", *build]
+    subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, timeout=200)
+    (path,) = folder.glob("**/_functions*")
+    spec = importlib.util.spec_from_file_location("_functions", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["of this machine", "portable"], autouse=True)
+def functions(request, monkeypatch):
+    """Have steps run by one compiled module or the other."""
+    if request.param == "portable":
+        module = request.getfixturevalue("portable")
+        assert module.runs_steps() and not module.width()
+        monkeypatch.setattr(compiled, "_compiled", module)
+        monkeypatch.setattr(compiled, "vector_width", module.width)
 
 
 def kinds(steps):
@@ -28,6 +66,8 @@ def never(sequence):
     raise AssertionError("nothing was to be waited for")
 
 
+@pytest.mark.skipif(not compiled.vector_width(), reason="needs a C compiler for x86-64")
+@pytest.mark.parametrize("functions", ["of this machine"], indirect=True)
 def test_compiled_actions():
     x, y, out, seen = np.arange(5.0), np.ones(5), np.zeros(5), []
     steps = Steps()

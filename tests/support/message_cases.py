@@ -459,7 +459,7 @@ def check_late_message(comm):
         assert sub.broken.startswith(
             "the communicator is broken since recv from rank 1 ended with CollectiveTimeout: rank 0"
         )
-        assert not sub._service.engine.active and not pending.test()
+        assert not sub._service.sequencer.engine.active and not pending.test()
         with pytest.raises(CommunicatorBroken, match="since recv from rank 1 ended"):
             sub.allreduce(big, algorithm="ring")
         for rank in range(1, comm.size):

@@ -230,7 +230,7 @@ class NcclCollectives(GpuExecutor):
 
     def _broke(self, error: CommunicationError, operation: str) -> None:
         # From the watchdog's thread, which may not call MPI.
-        self._service.broke(error, operation, None, elsewhere=False)
+        self._service.sequencer.broke(error, operation, None, elsewhere=False)
 
     def takes(self, call: Call, algorithm: str, background: bool) -> bool:
         """Return whether it serves a call.
@@ -265,7 +265,7 @@ class NcclCollectives(GpuExecutor):
         turn: int = 0,
     ) -> Program:
         """Return the program that queues the call, on a separate stream if in the background."""
-        queue, timeout = self.queue, self._service.timeout
+        queue, timeout = self.queue, self._service.sequencer.timeout
         program = library_call(lambda: queue.serve(call, timeout))
         program.queue = lambda check: queue.begin(call, timeout, check)
         return program

@@ -277,13 +277,13 @@ class NcclRounds(GpuExecutor):
                 f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL does not buffer "
                 f"messages: {stuck}; MPIDIST_GPU=staged runs it through the host"
             )
-        queue, timeout = self._nccl.queue, self._service.timeout
+        queue, timeout = self._nccl.queue, self._service.sequencer.timeout
 
         def put(call: Call, stream: int) -> list[Any]:
             backend = StreamBackend(queue.backend, stream)
             memory = StreamMemory(call.out if call.x is None else call.x, stream)
             program = self._binder.program(backend, memory, call, choice, arity)
-            self._service.engine.run(program, None)
+            self._service.sequencer.engine.run(program, None)
             return [program]  # it holds the memory that must outlive the queued work
 
         return library_call(lambda: queue.serve(call, timeout, put))
