@@ -41,6 +41,13 @@ class Prepared:
     shown: Any = None
     fresh: bool = False
 
+    def gives(self, x: Any, out: Any) -> bool:
+        """Return whether :meth:`give` copies nothing, and returns `x`, `out` or None."""
+        result = self.result if self.shown is None else self.shown
+        return result is None or (
+            self.staging is None and not self.scalar and (result is out or result is x)
+        )
+
     def give(self) -> Any:
         """Return the user's result, after copying `staging` to it where there is one."""
         result = self.result

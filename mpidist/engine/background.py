@@ -12,7 +12,8 @@ from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..schedule.unrolled import tags_of
 from ..selection.choose import Candidate
-from .programs import Bound, Programs, key_of, owners_of, to_keep
+from .programs import Bound, CallKey, Programs, key_of, to_keep
+from .repeated import served_by
 from .run import Run
 from .sequencer import Sequencer
 from .work import UNSET, Work, sweep
@@ -49,30 +50,76 @@ class Background:
         self._slots = tags_of(sequencer.backend.tag_limit)[1]
         self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
-    def begin(self, prepared: Prepared, algorithm: str) -> Work:
-        """Begin a call in the background; return its Work."""
+    def begin(
+        self,
+        prepared: Prepared,
+        algorithm: str,
+        key: CallKey | None = None,
+        x: Any = None,
+        out: Any = None,
+    ) -> Work:
+        """Begin a call in the background; return its Work.
+
+        By `key`, `x` and `out`, if given, :meth:`Programs.find` finds the call when it is repeated.
+        """
         sequencer, call = self._sequencer, prepared.call
         sequencer.check_usable()
         executor, chosen = self._choose(call, algorithm, True)
         operation = self._describe(call, executor, chosen, True)
-        sequence = sequencer.sequence + 1
+        bound: Bound | None = None
         if call.on_device:
             program = executor.bind(call, chosen.choice, background=True)
             if program.begin is not None:  # its own calls are announced
                 return program.begin(prepared.give)
+        else:
+            address = ("background", *key_of(call, algorithm))
+            bound = self._programs.get_or_bind(
+                address, call, self._bind, executor, chosen, operation
+            )
+            if bound is None:
+                program = executor.bind(call, chosen.choice, background=True)
+            else:
+                program = bound.program
+        work = self._start(program, operation, chosen.name, prepared.give)
+        if bound is not None and key is not None and prepared.gives(x, out):
+            self._programs.repeat(key, call, bound, x, out)
+        return work
+
+    def _bind(self, call: Call, executor: Executor, chosen: Candidate, operation: str) -> Bound:
+        """Bind a call for its repetition."""
+        program = executor.bind(to_keep(call), chosen.choice, background=True)
+        run = self._again(program, operation, chosen.name)
+        return Bound([program], run, served=served_by(call, executor, chosen))
+
+    def _again(self, program: Program, operation: str, how: str) -> Callable[[Any], Work]:
+        """Return ``begin(result)``, which begins a kept program again, from outside the door."""
+        door = self._sequencer.door
+
+        def begin(result: Any) -> Work:
+            with door:
+                return self._start(program, operation, how, lambda: result)
+
+        return begin
+
+    def _start(self, program: Program, operation: str, how: str, give: Callable[[], Any]) -> Work:
+        """Start a program as the next operation; return its Work, with result ``give()``.
+
+        `how` names its executor or algorithm.
+        """
+        sequencer = self._sequencer
+        sequence = sequencer.sequence + 1
         try:
-            if not call.on_device:
-                program = self._program(call, algorithm, executor, chosen)
             if program.interruptible:
-                self._take_tags(program, operation, chosen.name)
+                self._take_tags(program, operation, how)
             for action in program.before:
                 action()
             fingerprint = sequencer.begin(operation)
-            sweep(self.works)
+            if self.works:
+                sweep(self.works)
             if program.queue is not None:
                 check = partial(sequencer.reports.check_same, sequence, operation, fingerprint)
                 done, end = program.queue(check)
-                return self._queued(done, end, check, prepared.give, operation, sequence)
+                return self._queued(done, end, check, give, operation, sequence)
             if program.named is not None:
                 program.named.name(sequence, operation, fingerprint)
             run = sequencer.engine.start(program)
@@ -80,27 +127,7 @@ class Background:
                 self._in_slot[program.tags[0]] = (run, sequence)
         except BaseException as error:
             raise sequencer.broke(error, operation, sequence) from error.__cause__
-        return self._work(run.test, prepared.give, operation, sequence, chosen.name)
-
-    def _program(
-        self, call: Call, algorithm: str, executor: Executor, chosen: Candidate
-    ) -> Program:
-        """Return the program of a call: a cached one if it is not in use, else a new one."""
-        programs = self._programs
-        key = ("background", *key_of(call, algorithm))
-        bound = programs.get(key)
-        if bound is not None:
-            return bound.program
-        owners = owners_of(call)
-        try:
-            since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: its end would go unnoticed
-            since = None
-        if since is None or key in programs.entries or not programs.make_room(since):
-            return executor.bind(call, chosen.choice, background=True)
-        program = executor.bind(to_keep(call), chosen.choice, background=True)
-        programs.keep(key, Bound([program]), owners)
-        return program
+        return self._work(run.test, give, operation, sequence, how)
 
     def _work(
         self,
@@ -114,25 +141,28 @@ class Background:
 
         An error in the program breaks the communicator.  `how` names its executor or algorithm.
         """
-        sequencer = self._sequencer
+        sequencer, door = self._sequencer, self._sequencer.door
 
         def test() -> bool:
-            sequencer.check_usable()
+            if door.broken is not None:
+                door.check()
             try:
                 return poll()
             except BaseException as error:
                 raise sequencer.broke(error, operation, sequence) from error.__cause__
 
         def wait(test: Callable[[], bool], timeout: Any) -> None:
-            sequencer.check_usable()
+            if door.broken is not None:
+                door.check()
             deadline = sequencer.deadline(timeout)
             try:
-                if not sequencer.engine.wait(test, deadline):
+                # As a short operation has often ended by now, nothing is prepared for a wait.
+                if not test() and not sequencer.engine.wait(test, deadline):
                     raise sequencer.timed_out(operation, sequence, how, timeout)
             except BaseException as error:
                 raise sequencer.broke(error, operation, sequence) from error.__cause__
 
-        return Work(test, wait, give, self.works, door=sequencer.door)
+        return Work(test, wait, give, self.works, door=door)
 
     def _queued(
         self,

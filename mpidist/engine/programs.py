@@ -119,8 +119,8 @@ class Bound:
     programs : sequence of Program
         Programs of the call; several take turns.
     run, within : callable
-        Serve the call again, blocking: for a caller outside the communicator's door, and for one
-        inside; None for a program that runs in the background.
+        Serve the call again: for a caller outside the communicator's door, and for one inside.  In
+        the background ``run(result)`` begins it and returns its Work, and there is no `within`.
     own : sequence of (ndarray or None)
         Input and result, if the bound call has arrays of its own, shared by calls of its kind.
 
@@ -137,7 +137,7 @@ class Bound:
     x, out : ndarray or None
         The arrays given as `own`.
     served : Served or None
-        How it is served, for traces; None for a program that runs in the background.
+        How it is served, for traces.
     """
 
     __slots__ = (
@@ -148,7 +148,7 @@ class Bound:
     def __init__(
         self,
         programs: Sequence[Program],
-        run: Callable[[], None] | None = None,
+        run: Callable[..., Any] | None = None,
         within: Callable[[], None] | None = None,
         own: Sequence[np.ndarray | None] = (),
         served: Served | None = None,
@@ -184,6 +184,8 @@ class Repeated:
     ----------
     run : callable
         Serves the call again.
+    program : Program
+        The first of its programs.
     used : int
         Number of operations begun before its last use.
     served : Served or None
@@ -191,14 +193,14 @@ class Repeated:
     """
 
     __slots__ = (
-        *("x", "out", "run", "used", "generation", "served"),
+        *("x", "out", "run", "program", "used", "generation", "served"),
         *("dtype", "flags", "out_dtype", "out_flags"),
     )
 
     def __init__(self, bound: Bound, x: Any, out: Any, forget: Callable[[Any], Any]):
         assert bound.run is not None
         self.run, self.used, self.generation = bound.run, bound.used, bound.generation
-        self.served = bound.served
+        self.program, self.served = bound.program, bound.served
         self.x: Any = weakref.ref(x, forget)
         self.out: Any = None if out is None else weakref.ref(out, forget)
         # A strided or read-only array has other flags; of no array twice, of a barrier not at all.
@@ -291,6 +293,46 @@ class Programs:
             self.drop(key)
             return None
         bound.used = self._clock.sequence
+        return bound
+
+    def get_or_bind(
+        self,
+        key: Hashable,
+        call: Call,
+        bind: Callable[..., Bound],
+        *arguments: Any,
+        owners: Callable[[Call], Sequence[Any]] | None = owners_of,
+    ) -> Bound | None:
+        """Return the bound call of a key: the kept one, or a new one if to keep it pays now.
+
+        None at its first use, if there is no room, and while it runs.
+
+        Parameters
+        ----------
+        key : hashable
+            Names the call.
+        call : Call
+            The call.
+        bind : callable
+            ``bind(call, *arguments)`` binds it.
+        owners : callable or None
+            ``owners(call)`` returns the objects with which the bound call is dropped, when one of
+            them dies; None if it has arrays of its own, as long as the call's.
+        """
+        if key in self.entries:
+            return self.get(key)
+        owned = () if owners is None else owners(call)
+        try:
+            since = self.last_use(key, *owned)
+        except TypeError:  # no weak reference to an owner: its end would go unnoticed
+            return None
+        if since is None:
+            return None
+        own = (call.x, call.out) if owners is None else ()
+        if not self.make_room(since, sum(data.nbytes for data in own if data is not None)):
+            return None
+        bound = bind(call, *arguments)
+        self.keep(key, bound, owned)
         return bound
 
     def repeat(self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any) -> None:

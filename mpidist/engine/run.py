@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableSequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -89,7 +88,8 @@ class Engine:
 
     def start(self, program: Program) -> Run:
         """Begin to run a program in the background; return its Run, which the waits poll."""
-        run = Run(program)
+        steps = _program(program) if program.finish else _strand(program.items)
+        run = Run(steps, program)
         # Finished operations are dropped here too: a caller that never waits never polls them.
         self.active = [other for other in self.active if not other.done]
         self.attend(run)
@@ -169,8 +169,10 @@ class Engine:
 
 def discard(some: MutableSequence[Any], one: object) -> None:
     """Remove `one` from `some`, if another thread has not."""
-    with suppress(ValueError):
+    try:
         some.remove(one)
+    except ValueError:
+        pass
 
 
 class Steps:
@@ -202,33 +204,52 @@ class Steps:
 
 
 class Run:
-    """A program that runs in the background, polled until it has ended."""
+    """What runs in the background, a program or a receive, polled until it has ended.
 
-    def __init__(self, program: Program):
-        self.program = program
+    Parameters
+    ----------
+    steps : iterator
+        Its steps, a generator that yields while a message is missing.
+    program : Program, optional
+        The program, which is busy until then; after an error it is for ever.
+
+    Attributes
+    ----------
+    done : bool
+        Whether it is known to have ended without an error.
+    error : BaseException or None
+        Why it failed.
+    """
+
+    __slots__ = ("_steps", "_program", "done", "error")
+
+    def __init__(self, steps: Iterator[None], program: Program | None = None):
+        self._steps, self._program = Steps(steps), program
         self.done = False
         self.error: BaseException | None = None
-        program.busy = True
-        self._steps = Steps(_program(program))
+        if program is not None:
+            program.busy = True
 
     def test(self) -> bool:
-        """Poll; return whether the program has ended.  After an error, each call raises it."""
+        """Poll; return whether it has ended.  After an error, each call raises it."""
         if self.error is not None:
             raise self.error
         if not self.done:
             try:
                 if self._steps.take():
-                    self.done, self.program.busy = True, False
+                    self.done = True
+                    if self._program is not None:
+                        self._program.busy = False
             except BaseException as error:
                 self.error = error
                 raise
         return self.done
 
     def ended(self) -> bool:
-        """Poll; return whether the program has ended or failed."""
+        """Poll; return whether it has ended or failed."""
         try:
             return self.test()
-        except Exception:  # test() raises it again in the wait for this program
+        except Exception:  # test() raises it again in its own wait
             return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from ..backends.base import Backend
@@ -154,16 +154,12 @@ class Service:
             Key and arrays by which :meth:`Programs.find` finds the call when it is repeated.
         """
         call, programs = prepared.call, self.programs
-        address = bound = None
+        bound = None
         if not prepared.fresh and not call.on_device and isinstance(algorithm, str):
-            address = key_of(call, algorithm)
-            bound = programs.get(address)
+            bound = programs.get_or_bind(key_of(call, algorithm), call, self._bind, algorithm)
         if bound is None:
             executor, chosen = self.choose(call, algorithm)
-            if address is not None:
-                bound = self._bound(address, call, executor, chosen)
-            if bound is None:
-                bound = self._of_kind(call, executor, chosen)
+            bound = self._of_kind(call, executor, chosen)
             if bound is None:
                 operation = purpose + self.describe(call, executor, chosen)
                 turn = (self.sequencer.sequence + 1) % executor.turns
@@ -183,21 +179,11 @@ class Service:
             programs.repeat(key, call, bound, x, out)
         return result
 
-    def _bound(
-        self, key: Hashable, call: Call, executor: Executor, chosen: Candidate
-    ) -> Bound | None:
-        """Bind a call for its repetition and return it; None if that does not pay yet."""
-        programs, owners = self.programs, owners_of(call)
-        try:
-            since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: its end would go unnoticed
-            return None
-        if since is None or not programs.make_room(since):
-            return None
+    def _bind(self, call: Call, algorithm: str) -> Bound:
+        """Bind a call for its repetition."""
+        executor, chosen = self.choose(call, algorithm)
         operation = self.describe(call, executor, chosen)
-        bound = repeated(self.sequencer, call, executor, chosen, operation, owners)
-        programs.keep(key, bound, owners)
-        return bound
+        return repeated(self.sequencer, call, executor, chosen, operation, owners_of(call))
 
     def _of_kind(self, call: Call, executor: Executor, chosen: Candidate) -> Bound | None:
         """Return the bound call that all calls of one :meth:`Executor.kind` share, or None.
@@ -207,15 +193,10 @@ class Service:
         kind = executor.kind(call)
         if kind is None:
             return None
-        programs, key = self.programs, (executor.name, kind, call.even, call.agreed)
-        bound = programs.get(key)
-        if bound is None:
-            nbytes = sum(data.nbytes for data in (call.x, call.out) if data is not None)
-            since = programs.last_use(key)
-            if since is None or not programs.make_room(since, nbytes):
-                return None
-            operation = self.describe(call, executor, chosen)
-            own = with_own_arrays(call)
-            bound = repeated(self.sequencer, own, executor, chosen, operation)
-            programs.keep(key, bound)
-        return bound
+        key = executor.name, kind, call.even, call.agreed
+        return self.programs.get_or_bind(key, call, self._bind_kind, executor, chosen, owners=None)
+
+    def _bind_kind(self, call: Call, executor: Executor, chosen: Candidate) -> Bound:
+        """Bind all calls of one kind, to arrays of their own."""
+        operation = self.describe(call, executor, chosen)
+        return repeated(self.sequencer, with_own_arrays(call), executor, chosen, operation)

@@ -95,23 +95,20 @@ class CudaAwareMpi(GpuExecutor):
 
         `arrays` are the call's arrays; when one is deleted, the cache drops the program.
         """
-        programs = self._service.programs
         key = (
             *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
             call.in_place,
             *((None if a is None else (a.pointer, a.size)) for a in (call.x, call.out)),
         )
-        bound = programs.get(key)
-        if bound is not None:
-            return bound.program
-        program, owners = library_call(*self._native.actions(call)), [a.owner for a in arrays]
-        try:
-            since = programs.last_use(key, *owners)
-        except TypeError:  # no weak reference to an owner: its end would go unnoticed
-            since = None
-        if since is not None and programs.make_room(since):
-            programs.keep(key, Bound([program]), owners)
-        return program
+        bound = self._service.programs.get_or_bind(key, call, self._bind, owners=_owners_of)
+        return self._bind(call).program if bound is None else bound.program
+
+    def _bind(self, call: Call) -> Bound:
+        return Bound([library_call(*self._native.actions(call))])
+
+
+def _owners_of(call: Call) -> list[Any]:
+    return [array.owner for array in (call.x, call.out) if isinstance(array, DeviceArray)]
 
 
 VARIABLE = "MPIDIST_GPU_AWARE"

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from mpidist.calls.prepare import prepare
 from mpidist.engine.work import sweep
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken
 from tests.support import collective_cases as cases
@@ -114,6 +115,54 @@ def test_background_and_persistent_requests(comm):
         other = comm.allreduce(2 * x, algorithm="ring")
         assert (work.wait() == cases.total(comm.size)).all()
         assert (other == 2 * cases.total(comm.size)).all()
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native", "ring"])
+def test_a_repeated_call_is_found(comm, monkeypatch, algorithm):
+    """From the third time on nothing is prepared, unless the arrays or the call are others."""
+    if algorithm == "native" and comm.backend.native is None:
+        algorithm = "direct"
+    prepared, x, out = [], np.zeros(1000), np.zeros(1000)
+
+    def preparing(collective, *args, **kwargs):
+        prepared.append(collective)
+        return prepare(collective, *args, **kwargs)
+
+    monkeypatch.setattr("mpidist.communicator.communicator.prepare", preparing)
+
+    def sums(turn, out=out, **more):
+        x[:] = comm.rank + turn
+        work = comm.iallreduce(x, out=out, algorithm=algorithm, **more)
+        assert work.wait() is out and work.result is out
+        return (out == sum(range(comm.size)) + comm.size * turn).all()
+
+    assert all(sums(turn) for turn in range(6)) and len(prepared) == 2
+    assert sums(6, op="sum") and len(prepared) == 2
+    other = np.zeros(1000)
+    assert all(sums(turn, other) for turn in range(3)) and len(prepared) == 4
+    assert comm.iallreduce(x, "max", out, algorithm).wait() is out and len(prepared) == 5
+    assert (out == comm.size + 1).all()
+    # While one is pending, its program cannot be begun once more.
+    for _ in range(4):
+        for work in [comm.ibarrier() for _ in range(3)][::-1]:
+            assert work.wait() is None
+    with pytest.raises(Exception, match="expected|dtype"):
+        x.dtype = np.int64
+        comm.iallreduce(x, out=out, algorithm=algorithm)
+
+
+def test_what_the_blocking_call_would_return(comm):
+    """None where this rank gets nothing, and its own array where that is filled."""
+    x, out = np.full(5, comm.rank), np.zeros(5, int)
+    for _ in range(4):
+        assert comm.ireduce(x, out=out).wait() is (out if comm.rank == 0 else None)
+        assert comm.rank or (out == sum(range(comm.size))).all()
+        y = np.full(3, comm.rank)
+        assert comm.ibroadcast(x, comm.size - 1).wait() is x and (x == comm.size - 1).all()
+        x[:] = comm.rank
+        assert comm.ibarrier().wait() is None
+        fresh = comm.iallreduce(y).wait()
+        assert fresh is not y and (fresh == sum(range(comm.size))).all()
 
 
 def test_busy_buffer_is_read_again(comm):
