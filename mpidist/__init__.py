@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .communicator.launch import get_communicator, init
     from .communicator.simulation import run_simulated
     from .data import shard
-    from .engine.messages import PostedMessage
+    from .engine.posted import PostedMessage
     from .engine.work import Work
     from .launcher.function import run
     from .operations import Op
@@ -51,7 +51,7 @@ _LAZY = {
     "Grid": "topology",
     "Op": "operations",
     "Pipeline": "pipeline.pipeline",
-    "PostedMessage": "engine.messages",
+    "PostedMessage": "engine.posted",
     "SimulatedBackend": "backends.simulated",
     "StopRequest": "stop",
     "Work": "engine.work",

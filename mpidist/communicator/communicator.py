@@ -23,7 +23,8 @@ from ..calls.prepare import Caller, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_same_call
 from ..engine.calibration import from_environment
-from ..engine.messages import PointToPoint, PostedMessage
+from ..engine.messages import PointToPoint
+from ..engine.posted import PostedMessage, PostedMessages
 from ..engine.programs import Repeated
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
@@ -196,6 +197,7 @@ class Communicator:
         self._sequencer = sequencer = self._service.sequencer
         self._find, self._door = self._service.programs.find, sequencer.door
         self._messages = PointToPoint(sequencer, self._service.background.works)
+        self._posted = PostedMessages(self._messages)
         self._options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
             "window": window,
@@ -909,7 +911,7 @@ class Communicator:
         compared first, and nothing is written if they differ.
         """
         with self._door:
-            return self._messages.post_send(x, peer, tag, self._debug)
+            return self._posted.post_send(x, peer, tag, self._debug)
 
     def post_recv(self, out: Any, peer: int, tag: int = 0) -> PostedMessage:
         """Post memory to receive the elements of a :meth:`post_send`, which documents both.
@@ -931,7 +933,7 @@ class Communicator:
             See :meth:`post_send`.
         """
         with self._door:
-            return self._messages.post_recv(out, peer, tag, self._debug)
+            return self._posted.post_recv(out, peer, tag, self._debug)
 
     def wait_all(
         self,
@@ -964,7 +966,7 @@ class Communicator:
         """
         token = self._door.enter_pending()
         try:
-            self._messages.wait_all(messages, what, timeout)
+            self._posted.wait_all(messages, what, timeout)
         finally:
             self._door.leave(token)
 

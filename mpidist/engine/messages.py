@@ -3,8 +3,6 @@
 A user's message begins with a short header message: dtype, shape and number of bytes.  Up to 8 KiB
 the header carries the elements; larger ones follow with a tag of their own, received only after the
 receiver has compared the header with its buffer.  So no message can overrun memory.
-
-A posted message is bare: only its elements are sent, for users that have agreed on its length.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import hashlib
 import pickle
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -25,13 +22,12 @@ from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
 from ..errors import (
-    CollectiveMismatch,
     CollectiveTimeout,
     MessageMismatch,
     RankFailed,
     unpicklable,
 )
-from .run import Engine, Steps, discard
+from .run import Engine, Run, discard
 from .sequencer import Sequencer
 from .work import UNSET, Work, sweep
 
@@ -42,7 +38,6 @@ _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of the elements or 0,
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16
 _OBJECT = b"object"
 _SEND = "send to rank {}".format
-_BYTE = np.dtype(np.uint8)
 _AT_A_TIME = 16  # messages polled in each wait for something else
 
 
@@ -73,7 +68,7 @@ class Form(NamedTuple):
 
 
 class PointToPoint:
-    """Sends and receives of one communicator.
+    """Sends and receives of one communicator, but for posted messages (:mod:`.posted`).
 
     The tags between those of the collectives and of set-up are divided into five ranges: arrays,
     objects, posted messages, the making of groups, and the elements after a header.
@@ -87,8 +82,12 @@ class PointToPoint:
 
     Attributes
     ----------
+    place : Caller
+        Rank and size, for checks and their errors.
     width : int
         Number of tags of each range; the user's are 0 … `width` - 1.
+    arrivals : PendingReceives
+        The receives of messages that may come in two steps.
     """
 
     def __init__(self, sequencer: Sequencer, works: set[Work]):
@@ -97,14 +96,14 @@ class PointToPoint:
         limit = min(self.backend.tag_limit, 2**30)
         first, end = limit // 2, limit // 4 * 3
         self.width = width = min(USER_TAGS, (end - first) // 5)
-        self._posted = first + 2 * width
-        self._base = {"array": first, "object": first + width, "posted": self._posted}
-        self._base["group"] = first + 3 * width
+        kinds = ("array", "object", "posted", "group")
+        self._base = {kind: first + n * width for n, kind in enumerate(kinds)}
         self._following, self._followed = first + 4 * width, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
-        self._arrivals = PendingReceives(sequencer.engine)
+        self.arrivals = PendingReceives(sequencer.engine)
 
-    def _tag(self, kind: str, tag: Any) -> int:
+    def wire_tag(self, kind: str, tag: Any) -> int:
+        """Return the backend's tag for a user's; `kind` is array, object, posted or group."""
         if isinstance(tag, bool) or not isinstance(tag, (int, np.integer)):
             raise self.place.wrong(f"tag={tag!r}: expected a whole number")
         if not 0 <= tag < self.width:
@@ -116,7 +115,7 @@ class PointToPoint:
     def send(self, x: Any, peer: Any, tag: Any) -> None:
         """Send an array."""
         peer, data = self.peer(peer), self._input(x)
-        self._wait(self._post(data, self.form(data.dtype, data.shape), peer, tag), _SEND, peer)
+        self.wait(self.post(data, self.form(data.dtype, data.shape), peer, tag), _SEND, peer)
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send an array."""
@@ -137,9 +136,9 @@ class PointToPoint:
         `end` is called when the message is complete and returns the result of the Work.  Memory
         that is not `readable`, as that of a GPU, may be accessed by MPI only.
         """
-        return self._work(self._post(data, form, peer, tag, "array", readable), _SEND, peer, end)
+        return self._work(self.post(data, form, peer, tag, "array", readable), _SEND, peer, end)
 
-    def _post(
+    def post(
         self,
         data: np.ndarray,
         form: Form,
@@ -152,7 +151,7 @@ class PointToPoint:
 
         Parameters are as for :meth:`begin_send`; `kind` chooses the range of tags.
         """
-        wire = self._tag(kind, tag)
+        wire = self.wire_tag(kind, tag)
         self.sequencer.check_usable()
         sweep(self._works)
         backend = self.backend
@@ -169,7 +168,7 @@ class PointToPoint:
         """Receive into `out`, which must have the dtype and shape of the message."""
         peer, data = self.source(peer), self._output(out)
         form = self.form(data.dtype, data.shape)
-        wire = self._tag("array", tag)
+        wire = self.wire_tag("array", tag)
         self._receive(HostRoom(data), form, peer, tag, wire, timeout)
         return out
 
@@ -186,13 +185,13 @@ class PointToPoint:
 
         `end` is called after its arrival and returns the result of the Work.
         """
-        wire = self._tag("array", tag)
+        wire = self.wire_tag("array", tag)
         self.sequencer.check_usable()
         first = self._first(peer, wire)
-        arrival = PendingReceive(self._take(first, room, form, peer, tag))
-        self._arrivals.add(arrival)
+        arrival = Run(self.take(first, room, form, peer, tag))
+        self.arrivals.add(arrival)
         sender = (lambda: peer) if peer is not None else (lambda: getattr(first, "source", None))
-        return self._work(arrival.came, _RECV, peer, end, sender)
+        return self._work(arrival.test, _RECV, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
         """Post the receive of a header from `peer` (None: from any rank); return the request.
@@ -211,14 +210,12 @@ class PointToPoint:
         """
         self.sequencer.check_usable()
         first = self._first(peer, wire)
-        self._wait(first.test, _RECV, peer, timeout)
+        self.wait(first.test, _RECV, peer, timeout)
         if form is not None and first.content.startswith(form.head):  # the usual short message
             room.store(first.content, len(form.head), form.nbytes)
             first.release()
         else:
-            self._wait(
-                PendingReceive(self._take(first, room, form, peer, tag)).came, _RECV, peer, timeout
-            )
+            self.wait(Run(self.take(first, room, form, peer, tag)).test, _RECV, peer, timeout)
 
     def _input(self, x: Any) -> np.ndarray:
         """Return a numpy array of the elements of `x`, a user's argument to send."""
@@ -244,7 +241,7 @@ class PointToPoint:
             self._forms[dtype, shape] = form
         return form
 
-    def _take(
+    def take(
         self, first: Any, room: Room, form: Form | None, peer: int | None, tag: int
     ) -> Iterator[None]:
         """Receive a message into `room`, once its header has arrived in `first`.
@@ -319,7 +316,7 @@ class PointToPoint:
         """Return the sender of a message that has arrived and was not received, or None."""
         if kind not in ("array", "object"):
             raise self.place.wrong(f"kind={kind!r}: expected 'array' or 'object'")
-        peer, wire = self.source(peer, itself=True), self._tag(kind, tag)
+        peer, wire = self.source(peer, itself=True), self.wire_tag(kind, tag)
         self.sequencer.check_usable()
         return self.backend.iprobe(peer, wire)
 
@@ -337,7 +334,7 @@ class PointToPoint:
                 for peer in ranks[1:]:
                     self.send_object(None, peer, tag, "group")
         except CollectiveTimeout:
-            wire = self._tag("group", tag)
+            wire = self.wire_tag("group", tag)
             missing = tuple(p for p in awaited if self.backend.iprobe(p, wire) is None)
             named, others = ", ".join(map(str, missing)), ", ".join(map(str, ranks))
             reason = f"rank {named} has not called it"
@@ -360,7 +357,7 @@ class PointToPoint:
     ) -> Work:
         def wait(test: Callable[[], bool], timeout: Any) -> None:
             self.sequencer.check_usable()
-            self._wait(test, describe, peer, timeout)
+            self.wait(test, describe, peer, timeout)
 
         def translated() -> bool:
             try:
@@ -371,7 +368,7 @@ class PointToPoint:
         sequencer = self.sequencer
         return Work(translated, wait, end, self._works, sender, door=sequencer.door)
 
-    def _wait(
+    def wait(
         self,
         test: Callable[[], bool],
         describe: Callable[[Any], str],
@@ -424,108 +421,6 @@ class PointToPoint:
         gone = [peer for peer in peers if peer in board.ranks and board.has_left(peer)]
         return gone if subject is not None or len(gone) == len(peers) else []
 
-    # -- posted messages --------------------------------------------------------------------------
-
-    def post_send(self, x: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post the send of the elements of `x`.
-
-        If `checked`, a header precedes them, by which the receiver compares the length.
-        """
-        data, wire = x, self._wire(peer, tag)
-        if type(x) is not np.ndarray or x.ndim != 1 or not x.flags.carray or x.dtype.hasobject:
-            data = self._contiguous(as_input(x, self.place.rank), "x")
-        if checked:
-            test = self._post(data, self.form(_BYTE, (data.nbytes,)), peer, tag, "posted")
-        else:
-            test = self.backend.isend(data, peer, wire).test
-        return PostedMessage(self, test, False, data, peer, tag)
-
-    def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post memory to receive the elements of a :meth:`post_send`.
-
-        `checked` must be as in that call: whether a header with the length precedes them.
-        """
-        data, wire = out, self._wire(peer, tag)
-        if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
-            data = self._contiguous(as_output(out, self.place.rank), "out")
-        elif out.dtype.hasobject:
-            as_output(out, self.place.rank)  # raises
-        if checked:
-            first, room = self.backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
-            form = self.form(_BYTE, (data.nbytes,))
-            arrival = PendingReceive(self._take(first, room, form, peer, tag))
-            self._arrivals.add(arrival)
-            test = arrival.came
-        else:
-            test = self.backend.irecv(data, peer, wire).test
-        return PostedMessage(self, test, True, data, peer, tag)
-
-    def _wire(self, peer: Any, tag: Any) -> int:
-        """Check peer and tag of a posted message; return the tag that the backend uses for it."""
-        if (
-            type(tag) is not int
-            or type(peer) is not int
-            or not 0 <= tag < self.width
-            or not 0 <= peer < self.backend.size
-            or peer == self.backend.rank
-            or self.sequencer.broken is not None
-        ):
-            self._tag("posted", tag)
-            self.peer(peer)
-            self.sequencer.check_usable()
-        return self._posted + tag
-
-    def _contiguous(self, data: np.ndarray, argument: str) -> np.ndarray:
-        """Return a flat view of an array, which must be C-contiguous."""
-        if not data.flags.c_contiguous:
-            raise self.place.wrong(
-                f"{argument} of shape {data.shape} has strides {data.strides}: expected "
-                "C-contiguous memory, because a posted message is not copied"
-            )
-        return data.reshape(-1)
-
-    def wait_all(
-        self,
-        messages: Iterable[PostedMessage],
-        what: str | Callable[[], str] | None,
-        timeout: Any,
-    ) -> None:
-        """Wait until all posted messages are complete; see :meth:`Communicator.wait_all`."""
-        if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):
-            raise self.place.wrong(
-                f"what={what!r}: expected None, a str, or a function without arguments"
-            )
-        every, left = list(messages), []
-        for message in every:
-            if type(message) is not PostedMessage or message.owner is not self:
-                raise self.place.wrong(
-                    f"messages has {message!r}: expected results of post_send and post_recv of "
-                    "this communicator"
-                )
-            if not message.ended():
-                left.append(message)
-
-        def ended() -> bool:
-            while left and left[-1].ended():
-                left.pop()
-            return not left
-
-        if left:
-            self.sequencer.check_usable()
-            test = left[0].ended if len(left) == 1 else ended
-            self._wait(test, partial(_describe, what), left, timeout)
-        for message in every:
-            message.poll()
-
-    def translated(self, error: Exception, message: PostedMessage) -> BaseException:
-        """Return an error of the backend as mpidist's, with rank, peer and tag of the message."""
-        ours = self.backend.translate(error)
-        if not isinstance(ours, CollectiveMismatch):
-            return ours
-        rank = self.place.rank
-        detail = str(ours).removeprefix(f"rank {rank}: ")
-        return CollectiveMismatch(f"rank {rank}: {message.describe()}: {detail}")
-
     # -- objects ----------------------------------------------------------------------------------
 
     def send_object(self, value: Any, peer: Any, tag: Any = 0, kind: str = "object") -> None:
@@ -535,131 +430,15 @@ class PointToPoint:
         """
         peer, data = self.peer(peer), as_bytes(value, self.place.rank)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
-        self._wait(self._post(data, form, peer, tag, kind), _SEND, peer)
+        self.wait(self.post(data, form, peer, tag, kind), _SEND, peer)
 
     def recv_object(
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
     ) -> Any:
         """Receive an object of :meth:`send_object`, with the same `kind`."""
         peer, room = self.source(peer), ObjectRoom()
-        self._receive(room, None, peer, tag, self._tag(kind, tag), timeout)
+        self._receive(room, None, peer, tag, self.wire_tag(kind, tag), timeout)
         return pickle.loads(room.data)
-
-
-def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
-    """Return the description of the posted messages that a wait is for, for its report.
-
-    It is the user's text or function `what`, if there is one; else it names the first message in
-    `left`, those that are not complete.
-    """
-    if what is not None:
-        return what if isinstance(what, str) else what()
-    others = f", and {len(left) - 1} more" if len(left) > 1 else ""
-    return f"{left[0].describe()}{others}"
-
-
-class PostedMessage:
-    """A message that ``comm.post_send`` or ``comm.post_recv`` has posted.
-
-    The message is complete when its memory may be used again: it was sent from, or filled.  Until
-    then the memory is kept, even if this object is dropped.
-
-    Attributes
-    ----------
-    peer, tag : int
-        Rank of the other side, and tag, as the user gave them.
-    nbytes : int
-        Length in bytes of the user's memory.
-    """
-
-    __slots__ = ("owner", "peer", "tag", "_test", "_incoming", "_data", "_error")
-
-    def __init__(
-        self,
-        owner: PointToPoint,
-        test: Callable[[], bool],
-        incoming: bool,
-        data: np.ndarray,
-        peer: int,
-        tag: int,
-    ):
-        self.owner, self.peer, self.tag = owner, peer, tag
-        self._test: Callable[[], bool] | None = test
-        self._incoming, self._data = incoming, data
-        self._error: BaseException | None = None
-
-    def __repr__(self) -> str:
-        return f"<PostedMessage {self.describe()}>"
-
-    @property
-    def nbytes(self) -> int:
-        """Length in bytes of the memory that the user posted."""
-        return self._data.nbytes
-
-    def test(self) -> bool:
-        """Poll; return whether the message is complete.
-
-        Raises
-        ------
-        CollectiveMismatch
-            If its length differs from that of the given memory; raised again by each call.
-        """
-        if self._test is None:
-            return self.poll()
-        door = self.owner.sequencer.door
-        token = door.enter_pending()
-        try:
-            return self.poll()
-        finally:
-            door.leave(token)
-
-    def poll(self) -> bool:
-        """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
-        if self._test is not None and not self.ended():
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def wait(self, timeout: float | None = UNSET) -> None:
-        """Wait until the message is complete.
-
-        Parameters
-        ----------
-        timeout : float or None, optional
-            Seconds; None waits forever; by default the communicator's deadline.
-
-        Raises
-        ------
-        CollectiveMismatch
-            See :meth:`test`.
-        CollectiveTimeout
-            If the deadline passed; it names rank, peer and tag, and the communicator is broken.
-        """
-        door = self.owner.sequencer.door
-        token = door.enter_pending()
-        try:
-            self.owner.wait_all([self], None, timeout)
-        finally:
-            door.leave(token)
-
-    def ended(self) -> bool:
-        """Poll; return whether the message is complete or has failed, without raising."""
-        test = self._test
-        if test is not None:
-            try:
-                if not test():
-                    return False
-            except Exception as error:
-                self._error = self.owner.translated(error, self)
-                self._error.__cause__ = error
-            self._test = None  # releases the request and its memory
-        return True
-
-    def describe(self) -> str:
-        """Return text with the kind, peer and tag of the message, for reports."""
-        kind, way = ("post_recv", "from") if self._incoming else ("post_send", "to")
-        return f"{kind} of {self.nbytes} bytes {way} rank {self.peer} with tag {self.tag}"
 
 
 class Room(Protocol):
@@ -726,40 +505,6 @@ class ObjectRoom:
         """Do nothing: the message was received into :attr:`data` itself."""
 
 
-class PendingReceive:
-    """A pending receive; every wait polls it, but its error is raised only in its own wait.
-
-    Attributes
-    ----------
-    done : bool
-        Whether the message has been received, or the receive has failed.
-    """
-
-    __slots__ = ("_steps", "_error", "done")
-
-    def __init__(self, steps: Iterator[None]):
-        self._steps, self.done = Steps(steps), False
-        self._error: BaseException | None = None
-
-    def came(self) -> bool:
-        """Poll; return whether the message has been received; raise if the receive failed."""
-        if self.ended() and self._error is not None:
-            raise self._error
-        return self.done
-
-    def ended(self) -> bool:
-        """Poll; return whether the message has been received or has failed."""
-        if not self.done:
-            try:
-                if self._steps.take():
-                    self.done = True
-            except BaseException as error:
-                self._error, self.done = error, True
-                if not isinstance(error, Exception):
-                    raise
-        return self.done
-
-
 class PendingReceives:
     """Pending receives of a communicator, polled in every wait.
 
@@ -769,13 +514,13 @@ class PendingReceives:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._pending: deque[PendingReceive] = deque()
+        self._pending: deque[Run] = deque()
         self._attended = False
 
-    def add(self, arrival: PendingReceive) -> None:
+    def add(self, arrival: Run) -> None:
         """Register a receive, to be polled in every wait until its message has arrived."""
         for other in self._some(2):  # else they pile up where nothing waits
-            if other.done:
+            if other.done or other.error is not None:
                 discard(self._pending, other)
         self._pending.append(arrival)
         if not self._attended:
@@ -784,7 +529,7 @@ class PendingReceives:
         else:  # perhaps for another thread, which may have ended
             self._engine.attend_here()
 
-    def _some(self, most: int) -> tuple[PendingReceive, ...]:
+    def _some(self, most: int) -> tuple[Run, ...]:
         """Return up to `most` receives, in turn; they stay: another thread may do the same."""
         if len(self._pending) > most:
             self._pending.rotate(-most)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.base import MAX_MESSAGE_BYTES, pieces
 from ..communicator.communicator import Communicator
-from ..engine.messages import PostedMessage
+from ..engine.posted import PostedMessage
 from ..errors import CollectiveMismatch, Unsupported
 from ..frameworks.base import find_dtype
 from .schedules import Message
