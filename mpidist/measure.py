@@ -174,15 +174,6 @@ def time_call(call: Callable[[], Any], repeat: int = 5) -> float:
     return median([end - begin for begin, end in zip(times, times[1:])])
 
 
-def copy_rate(nbytes: int = 64 << 20) -> float:
-    """Return the memory bandwidth in GB/s of a copy of `nbytes`: bytes read plus written."""
-    import numpy as np
-
-    source = np.ones(max(nbytes // 8, 1))
-    target = np.zeros_like(source)
-    return algbw(2 * source.nbytes, time_call(lambda: np.copyto(target, source)))
-
-
 def add_cost(nbytes: int = 1 << 20, dtype: Any = "float32") -> float:
     """Return γ, the time of adding two arrays of `nbytes` each, in seconds per byte of one."""
     import numpy as np

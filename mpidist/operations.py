@@ -260,12 +260,6 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if wide else dtype
 
 
-def scratch_bytes(op: Op | None, dtype: np.dtype, count: int) -> int:
-    """Return the bytes of `count` values of the dtype :func:`accumulator`; 0 if it is `dtype`."""
-    wide = dtype if op is None else accumulator(op, dtype)
-    return 0 if wide == dtype else count * wide.itemsize
-
-
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
     """Return whether `op` on `dtype` divides before it adds, as a mean of half precision does."""
     return is_mean(op) and is_half(dtype)

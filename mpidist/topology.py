@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,27 +80,6 @@ class Topology:
         for r, host in enumerate(hosts):
             nodes.setdefault(host, []).append(r)
         return cls(rank, tuple(map(tuple, nodes.values())))
-
-    def restrict(self, ranks: Iterable[int]) -> Topology:
-        """Return the topology of a sub-communicator.
-
-        Parameters
-        ----------
-        ranks : iterable of int
-            The members in the order of their new ranks; this rank must be one of them.
-
-        Returns
-        -------
-        Topology
-            The members' nodes, also those of ``MPIDIST_RANKS_PER_NODE``, in the new numbering.
-        """
-        members = list(ranks)
-        if self.rank not in members:
-            raise InvalidArgument(
-                f"rank {self.rank}: ranks={members!r}: expected this rank among them"
-            )
-        node_of = {r: number for number, group in enumerate(self.groups) for r in group}
-        return Topology.from_hosts(members.index(self.rank), [node_of[r] for r in members], {})
 
     @property
     def size(self) -> int:

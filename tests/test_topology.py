@@ -44,15 +44,6 @@ def test_bad_pretence(value):
         from_hosts(1, "aa", MPIDIST_RANKS_PER_NODE=value)
 
 
-def test_restrict_keeps_nodes():
-    t = from_hosts(3, ["x"] * 6, MPIDIST_RANKS_PER_NODE="2")
-    lane = t.restrict([5, 3, 1])
-    assert (lane.rank, lane.groups) == (1, ((0,), (1,), (2,)))
-    assert t.restrict([2, 3]).groups == ((0, 1),)
-    with pytest.raises(InvalidArgument, match=r"rank 3: ranks=\[0, 1\]"):
-        t.restrict([0, 1])
-
-
 def test_bad_groups():
     with pytest.raises(InvalidArgument, match="exactly one"):
         Topology(0, ((0, 1), (1, 2)))

@@ -114,7 +114,7 @@ class Program:
     held: int = 0
 
 
-def library_call(*actions: Action, before: tuple[Action, ...] = ()) -> Program:
+def library_call(*actions: Action) -> Program:
     """Return the program of a library's blocking call, which starts once all ranks have arrived."""
     items: list[Round | Side] = [Round((), None, actions)]
-    return Program(items, tags=[0], before=before, meets=True, interruptible=False)
+    return Program(items, meets=True, interruptible=False)

@@ -325,11 +325,6 @@ class CollectiveConfig(Steering):
         if wait is not None and not (number and wait > 0):
             raise ConfigError(f"timeout={wait!r}: expected seconds > 0, or None to wait forever")
 
-    def is_set(self, name: str) -> bool:
-        """Return whether the user set the field `name`."""
-        _check_known([name])
-        return name in self.given
-
     def replace(self, **changes: Any) -> CollectiveConfig:
         """Return a copy with `changes`, which count as set by the user."""
         _check_known(changes)
