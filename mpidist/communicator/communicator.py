@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec
 from weakref import WeakSet
 
@@ -50,6 +50,7 @@ from .tracing import Traced, Tracing
 DEBUG = "MPIDIST_DEBUG"
 P = ParamSpec("P")
 _NOTHING = np.empty(0, np.uint8)  # the data of a barrier
+_EXCHANGING = frozenset(("scatter", "alltoall"))  # collectives that may exchange shapes first
 
 
 def begun(
@@ -124,14 +125,14 @@ class _Beginning:
     def _run(
         self,
         collective: str,
-        make: Callable[[], Prepared],
         algorithm: str,
-        key: tuple | None = None,
-        x: Any = None,
-        out: Any = None,
+        key: tuple | None,
+        x: Any,
+        out: Any,
+        **arguments: Any,
     ) -> Work:
         key = None if key is None else ("begin", *key)
-        return self._comm._begin(collective, make, algorithm, key, x, out)
+        return self._comm._begin(collective, algorithm, key, x, out, **arguments)
 
 
 class Communicator:
@@ -333,14 +334,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "allreduce",
-            partial(prepare, "allreduce", self._place, x, out, op, commute),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("allreduce", algorithm, key, x, out, op=op, commute=commute)
 
     def reduce(
         self,
@@ -373,14 +367,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out if self.rank == root else None
-        return self._run(
-            "reduce",
-            partial(prepare, "reduce", self._place, x, out, op, commute, root=root),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("reduce", algorithm, key, x, out, op=op, commute=commute, root=root)
 
     def broadcast(
         self,
@@ -413,14 +400,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return x if out is None else out
-        return self._run(
-            "broadcast",
-            partial(prepare, "broadcast", self._place, x, out, root=root),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("broadcast", algorithm, key, x, out, root=root)
 
     def allgather(
         self,
@@ -453,14 +433,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "allgather",
-            partial(prepare, "allgather", self._place, x, out, counts=counts),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("allgather", algorithm, key, x, out, counts=counts)
 
     def gather(
         self,
@@ -498,14 +471,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out if self.rank == root else None
-        return self._run(
-            "gather",
-            partial(prepare, "gather", self._place, x, out, root=root, counts=counts),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("gather", algorithm, key, x, out, root=root, counts=counts)
 
     def reduce_scatter(
         self,
@@ -543,21 +509,7 @@ class Communicator:
             bound.run()
             return out
         return self._run(
-            "reduce_scatter",
-            partial(
-                prepare,
-                "reduce_scatter",
-                self._place,
-                x,
-                out,
-                op=op,
-                commute=commute,
-                counts=counts,
-            ),
-            algorithm,
-            key,
-            x,
-            out,
+            "reduce_scatter", algorithm, key, x, out, op=op, commute=commute, counts=counts
         )
 
     def scan(
@@ -588,14 +540,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "scan",
-            partial(prepare, "scan", self._place, x, out, op, commute),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("scan", algorithm, key, x, out, op=op, commute=commute)
 
     def exscan(
         self,
@@ -626,14 +571,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out if self.rank else None
-        return self._run(
-            "exscan",
-            partial(prepare, "exscan", self._place, x, out, op, commute),
-            algorithm,
-            key,
-            x,
-            out,
-        )
+        return self._run("exscan", algorithm, key, x, out, op=op, commute=commute)
 
     def scatter(
         self,
@@ -673,14 +611,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "scatter",
-            partial(self._scattering, x, out, counts, root),
-            algorithm,
-            key,
-            mine,
-            out,
-        )
+        return self._run("scatter", algorithm, key, mine, out, root=root, counts=counts)
 
     def alltoall(
         self,
@@ -715,9 +646,7 @@ class Communicator:
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "alltoall", partial(self._exchanging, x, out, counts), algorithm, key, x, out
-        )
+        return self._run("alltoall", algorithm, key, x, out, counts=counts)
 
     def barrier(self, algorithm: str = "auto") -> None:
         """Wait until all ranks have reached this barrier.
@@ -736,9 +665,7 @@ class Communicator:
         bound = self._find(key, _NOTHING, None)
         if bound is not None:
             return bound.run()
-        return self._run(
-            "barrier", partial(prepare, "barrier", self._place), algorithm, key, _NOTHING, None
-        )
+        return self._run("barrier", algorithm, key, _NOTHING, None)
 
     iallreduce = begun(allreduce)
     ireduce = begun(reduce)
@@ -1552,51 +1479,86 @@ class Communicator:
     def _run(
         self,
         collective: str,
-        make: Callable[[], Prepared],
         algorithm: str,
-        key: tuple | None = None,
-        x: Any = None,
-        out: Any = None,
+        key: tuple | None,
+        x: Any,
+        out: Any,
+        op: Any = None,
+        commute: bool | None = None,
+        root: Any = 0,
+        counts: Any = None,
     ) -> Any:
+        """Serve a collective, blocking; the arguments are those of :func:`prepare`."""
         with self._door:
-            prepared = self._prepared(collective, make, algorithm) if self._debug else make()
+            if self._debug:
+                key = None  # the ranks agree on every call first
+                arguments = (x, out, op, commute, root, counts)
+                prepared = self._compared(collective, algorithm, False, *arguments)
+            elif collective in _EXCHANGING:
+                prepared = self._prepare(collective, x, out, root=root, counts=counts)
+            else:
+                prepared = prepare(
+                    collective, self._place, x, out, op, commute, root=root, counts=counts
+                )
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.fingerprint)
-            if self._debug:  # the ranks agree on every call first
-                key = None
             return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(
         self,
         collective: str,
-        make: Callable[[], Prepared],
         algorithm: str,
         key: tuple | None,
         x: Any,
         out: Any,
+        op: Any = None,
+        commute: bool | None = None,
+        root: Any = 0,
+        counts: Any = None,
     ) -> Work:
+        """Begin in the background what :meth:`_run` would serve."""
         with self._door:
-            prepared = self._prepared(collective, make, algorithm, True) if self._debug else make()
+            if self._debug:
+                key = None
+                arguments = (x, out, op, commute, root, counts)
+                prepared = self._compared(collective, algorithm, True, *arguments)
+            else:
+                prepared = self._prepare(collective, x, out, op, commute, root, counts)
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.fingerprint)
-            if self._debug:  # the ranks agree on every call first
-                key = None
             return self._service.background.begin(prepared, algorithm, key, x, out)
 
-    def _prepared(
+    def _prepare(
         self,
         collective: str,
-        make: Callable[[], Prepared],
-        algorithm: str,
-        background: bool = False,
+        x: Any,
+        out: Any,
+        op: Any = None,
+        commute: bool | None = None,
+        root: Any = 0,
+        counts: Any = None,
     ) -> Prepared:
-        """Return the call that `make` prepares, once all ranks have compared theirs.
+        """Return the call of these arguments; scatter and alltoall may exchange shapes first."""
+        if collective == "scatter":
+            return self._scattering(x, out, counts, root)
+        if collective == "alltoall":
+            return self._exchanging(x, out, counts)
+        return prepare(collective, self._place, x, out, op, commute, root=root, counts=counts)
 
-        Used with ``MPIDIST_DEBUG=1``.  An error of `make` on one rank is reported on all.
+    def _compared(
+        self,
+        collective: str,
+        algorithm: str,
+        background: bool,
+        *arguments: Any,
+    ) -> Prepared:
+        """Return the call of these arguments, once all ranks have compared theirs.
+
+        Used with ``MPIDIST_DEBUG=1``.  An error in them on one rank is reported on all.
         """
         self._sequencer.check_usable()
         try:
-            prepared = make()
+            prepared = self._prepare(collective, *arguments)
         except CommunicationError:  # from the exchange that precedes the check
             raise
         except MpidistError as error:
