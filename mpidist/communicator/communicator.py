@@ -923,7 +923,7 @@ class Communicator:
         try:
             yield
         except BaseException as error:
-            raise sequencer.broke(error, what, sequencer.sequence) from error.__cause__
+            raise sequencer.broke(error, what, None) from error.__cause__
 
     # -- objects --------------------------------------------------------------------------------
 

@@ -499,6 +499,17 @@ def check_guard(comm):
         with sub.guard("third exchange"):
             raise AssertionError("it must not be entered")
     assert comm.allreduce(1) == comm.size
+    sub = beside(comm)
+    if sub.rank == 0:
+        with pytest.raises(ZeroDivisionError), sub.guard("an exchange"):
+            raise ZeroDivisionError
+        for rank in range(1, comm.size):
+            done(comm, rank)
+    else:  # what waits for a rank that failed alone does not wait until the deadline
+        stay_away(comm, [0])
+        with pytest.raises(CommunicatorBroken, match="rank 0 has failed before this operation"):
+            sub.allreduce(np.ones(3), algorithm="ring")
+    assert comm.allreduce(1) == comm.size
 
 
 def check_freed(comm):
