@@ -66,11 +66,13 @@ def explain_command(
     """
     import mpidist
 
+    from ..communicator.layers import calibrate
+
     if size is not None and nbytes is not None:
         raise click.UsageError("give the size once: as SIZE or as --bytes")
     nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
-    known = comm.calibrate() if comm.size > 1 else None
+    known = calibrate(comm) if comm.size > 1 else None
     chosen, every = comm.explain(collective, nbytes, op, memory)
     if chosen.name not in [candidate.name for candidate in every]:
         every = [replace(chosen, why="the choice, by its full name"), *every]

@@ -165,10 +165,11 @@ def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
 
 def _measure_links(comm: Communicator) -> list[LinkSpeed]:
     """Return the measured links, and calibrate the cost model with them; collective."""
+    from ..communicator.layers import learn
     from ..engine.calibration import measure_links
 
     found, calibration = measure_links(comm)
-    comm.learn(calibration)
+    learn(comm, calibration)
     return found
 
 

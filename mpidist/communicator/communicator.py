@@ -8,8 +8,7 @@ import os
 import pickle
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec
@@ -42,7 +41,6 @@ from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
 from ..shared_memory import NEEDS, check_shape
 from ..topology import Topology
-from ..trace import Served
 from .explain import example_call
 from .objects import Pickled, all_pickled, combined, pickled, reasons, unpickled
 from .tracing import Traced, Tracing
@@ -256,11 +254,6 @@ class Communicator:
     def freed(self) -> bool:
         """Whether :meth:`free` has ended the use of this communicator."""
         return self._sequencer.freed
-
-    @property
-    def max_tag(self) -> int:
-        """Largest tag of messages: 2**20 - 1, or less where the MPI library's limit is lower."""
-        return self._messages.width - 1
 
     @property
     def gpu(self) -> GpuExecutors:
@@ -813,8 +806,9 @@ class Communicator:
         peer : int
             Rank that receives it, by :meth:`post_recv`.
         tag : int
-            0 … :attr:`max_tag`.  Posted messages have tags of their own: a message of
-            :meth:`send` with the same tag is never taken for a posted one.
+            0 … 2**20 - 1, or less where the MPI library's limit is lower.  Posted messages have
+            tags of their own: a message of :meth:`send` with the same tag is never taken for a
+            posted one.
 
         Returns
         -------
@@ -896,34 +890,6 @@ class Communicator:
             self._posted.wait_all(messages, what, timeout)
         finally:
             self._door.leave(token)
-
-    @contextmanager
-    def guard(self, what: str) -> Iterator[None]:
-        """Guard messages that belong together: an exception within leaves the communicator broken.
-
-        A step left unfinished by an exception on one rank cannot be resumed: later calls raise
-        CommunicatorBroken with the reason, here and on the ranks that wait for this one.
-
-        Parameters
-        ----------
-        what : str
-            Name of the step, for reports, such as "pipeline step".
-
-        Raises
-        ------
-        InvalidArgument
-            If `what` is not a string.
-        CommunicatorBroken
-            At once, if the communicator is broken already, or was freed.
-        """
-        if not isinstance(what, str):
-            raise self._place.wrong(f"guard: what={what!r}: expected a str")
-        sequencer = self._sequencer
-        sequencer.check_usable()
-        try:
-            yield
-        except BaseException as error:
-            raise sequencer.broke(error, what, None) from error.__cause__
 
     # -- objects --------------------------------------------------------------------------------
 
@@ -1121,7 +1087,7 @@ class Communicator:
         ranks : sequence of int
             The members, in the order of their ranks in the new communicator; the same on each.
         tag : int
-            0 … :attr:`max_tag`; the same on each member.  Groups with members in common that are
+            As of a message, and the same on each member.  Groups with members in common that are
             made by different communicators at the same time need different tags.
         debug : bool, optional
             See :class:`Communicator`; by default as this one.
@@ -1325,7 +1291,7 @@ class Communicator:
         every : list of Candidate
             All candidates, the chosen one too.  Those that cannot serve have the reason, and
             others the expected `seconds` where they are known: measured, from the tuning table if
-            it has such a call, else those of the cost model once :meth:`calibrate` has run.
+            it has such a call, else those of the cost model once it is calibrated.
 
         Raises
         ------
@@ -1397,44 +1363,6 @@ class Communicator:
                 f"trace({str(path)!r}): a trace is running, into {running!r}: stop() it first"
             )
         return Tracing(self, path)
-
-    def observe(self, traced: Traced | None) -> None:
-        """Let `traced` record how each further call is served; None ends the recording."""
-        service, find = self._service, self._service.programs.find
-        self.traced, self._find, service.note = traced, find, None
-        if traced is None:
-            return
-
-        def note(served: Served) -> None:
-            traced.served = served
-
-        def finding(key: Any, x: Any, out: Any) -> Any:
-            bound = find(key, x, out)
-            if bound is not None:
-                traced.served = bound.served
-            return bound
-
-        self._find, service.note = finding, note
-
-    def calibrate(self) -> Calibration:
-        """Measure the constants of the cost model now, within 50 ms; collective.
-
-        Without it this happens when "auto" first needs them, unless that was turned off.
-        """
-        with self._door:
-            return self._service.calibrate()
-
-    def learn(self, calibration: Calibration) -> None:
-        """Set the cost model's constants, for "auto" and `explain` from now on; collective.
-
-        Parameters
-        ----------
-        calibration : Calibration
-            The same on every rank, for instance that of
-            ``mpidist.engine.calibration.measure_links``.
-        """
-        with self._door:
-            self._service.learn(calibration)
 
     def _gpu_for(self, what: str) -> GpuService:
         """Return the service of GPU arrays, which all ranks create together at its first use.

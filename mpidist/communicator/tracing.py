@@ -109,7 +109,7 @@ class Tracing:
     def attach(self, comm: Communicator) -> None:
         """Record the calls of a communicator, and of those split from it."""
         self._traced.append(comm)
-        comm.observe(Traced(self, comm))
+        _observe(comm, Traced(self, comm))
         for part in comm.parts:
             if not part.freed:
                 self.attach(part)
@@ -119,7 +119,7 @@ class Tracing:
         if self._traced:
             _METHODS.restore(type(self._comm))
         for comm in self._traced:
-            comm.observe(None)
+            _observe(comm, None)
         self._traced = []
 
     def end_with(self, comm: Communicator) -> None:
@@ -234,6 +234,25 @@ def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
 
 
 # -- recording -------------------------------------------------------------------------------------
+
+
+def _observe(comm: Communicator, traced: Traced | None) -> None:
+    """Let `traced` record how each further call is served; None ends the recording."""
+    service, find = comm._service, comm._service.programs.find
+    comm.traced, comm._find, service.note = traced, find, None
+    if traced is None:
+        return
+
+    def note(served: Served) -> None:
+        traced.served = served
+
+    def finding(key: Any, x: Any, out: Any) -> Any:
+        bound = find(key, x, out)
+        if bound is not None:
+            traced.served = bound.served
+        return bound
+
+    comm._find, service.note = finding, note
 
 
 class _Methods:

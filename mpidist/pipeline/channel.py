@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backends.base import MAX_MESSAGE_BYTES, pieces
 from ..communicator.communicator import Communicator
+from ..communicator.layers import max_tag
 from ..engine.posted import PostedMessage
 from ..errors import CollectiveMismatch, Unsupported
 from ..frameworks.base import find_dtype
@@ -62,7 +63,7 @@ class Channel:
 
     def __init__(self, comm: Communicator, microbatches: int, stages: int):
         self._comm, self._microbatches = comm, microbatches
-        needed, tags = 2 * stages * microbatches, comm.max_tag + 1
+        needed, tags = 2 * stages * microbatches, max_tag(comm) + 1
         if needed > tags:
             raise Unsupported(
                 f"rank {comm.rank}: {stages} stages of num_microbatches={microbatches} "

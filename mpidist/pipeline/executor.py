@@ -12,6 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..communicator.communicator import Communicator
+from ..communicator.layers import guard
 from ..errors import CommunicationError, InvalidArgument, MpidistError, RankFailed, ScheduleError
 from ..trace import profiled
 from .channel import Channel
@@ -396,7 +397,7 @@ class PipelineExecutor:
 
         `what` is "step", "forward" or "backward", for the message.
         """
-        with self._comm.guard(f"pipeline {what}"):
+        with guard(self._comm, f"pipeline {what}"):
             try:
                 yield
             except BaseException:

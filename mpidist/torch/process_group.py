@@ -37,6 +37,7 @@ from ..backends.waiting import POLLING
 from ..calls.arrays import view_at
 from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
+from ..communicator.layers import max_tag
 from ..device import tensors as host
 from ..engine.call_site import begun_here
 from ..engine.door import share
@@ -1398,7 +1399,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _monitor(self, timeout: timedelta | None, wait_all_ranks: bool) -> None:
         self._monitored += 1
-        tag, comm = self._monitored % (self.messages.max_tag + 1), self.messages
+        tag, comm = self._monitored % (max_tag(self.messages) + 1), self.messages
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         until, length = time.monotonic() + (seconds or 0), f"{_milliseconds(seconds)} ms"
 

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpidist import Communicator
 from mpidist.backends.mpi import MpiBackend
+from mpidist.communicator.layers import max_tag
 from mpidist.engine import messages
 from mpidist.errors import InvalidArgument, InvalidRank
 from tests.support import message_cases as cases
@@ -75,7 +76,7 @@ def test_order_and_tags(comm):
 @pytest.mark.mpi(min_size=2)
 def test_largest_tag(comm):
     right, left = ring(comm)
-    last = comm.max_tag
+    last = max_tag(comm)
     work = comm.irecv(np.empty(1), left, last)
     comm.send(1.5, right, last)
     assert work.wait() == 1.5

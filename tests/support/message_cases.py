@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist import Communicator
+from mpidist.communicator.layers import guard, max_tag
 from mpidist.engine.messages import INLINE_BYTES
 from mpidist.errors import (
     CollectiveMismatch,
@@ -286,8 +287,8 @@ def check_posted(comm):
     comm.wait_all([])
     table, frozen = np.zeros((3, 4)), np.arange(12.0) + comm.rank
     frozen.flags.writeable = False
-    message = comm.post_recv(table, left, comm.max_tag)
-    comm.post_send(frozen.reshape(3, 4), right, comm.max_tag).wait()
+    message = comm.post_recv(table, left, max_tag(comm))
+    comm.post_send(frozen.reshape(3, 4), right, max_tag(comm)).wait()
     message.wait()
     assert (table == np.arange(12.0).reshape(3, 4) + left).all()
 
@@ -295,7 +296,7 @@ def check_posted(comm):
 def check_posted_apart(comm):
     """A tag of posted messages is another one than that of arrays, objects and what follows."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for tag in (0, comm.max_tag):
+    for tag in (0, max_tag(comm)):
         long = comm.isend(np.full(EDGE + 1, 1.0), right, tag)
         short = comm.isend(np.full(3, 2.0), right, tag)
         outgoing = comm.post_send(np.full(3, 3.0), right, tag)
@@ -341,7 +342,7 @@ def check_posted_refusals(comm):
                 post(x, peer)
         with pytest.raises(InvalidArgument, match=f"{who}peer={rank} is this rank itself"):
             post(x, rank)
-        for tag in (-1, 1.5, "a", True, comm.max_tag + 1):
+        for tag in (-1, 1.5, "a", True, max_tag(comm) + 1):
             with pytest.raises(InvalidArgument, match=re.escape(f"{who}tag={tag!r}: ")):
                 post(x, other, tag)
         if p == 1:
@@ -368,7 +369,7 @@ def check_posted_refusals(comm):
         with pytest.raises(InvalidArgument, match=f"{who}what={what!r}"):
             comm.wait_all([], what)
     with pytest.raises(InvalidArgument, match=f"{who}guard: what=3"):
-        with comm.guard(3):
+        with guard(comm, 3):
             pass
     assert comm.allreduce(1) == p
 
@@ -482,13 +483,13 @@ def check_guard(comm):
     """What fails within it leaves the communicator broken; what does not changes nothing."""
     sub = beside(comm)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    with sub.guard("exchange"):
+    with guard(sub, "exchange"):
         pending = [sub.post_recv(np.empty(2), left), sub.post_send(np.ones(2), right)]
         sub.wait_all(pending)
     assert sub.broken is None and sub.allreduce(1) == sub.size
     error = ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError) as caught:
-        with sub.guard("second exchange"):
+        with guard(sub, "second exchange"):
             late = sub.post_recv(np.empty(2), left)
             raise error
     assert caught.value is error and not late.test()
@@ -496,7 +497,7 @@ def check_guard(comm):
     with pytest.raises(CommunicatorBroken, match=f"rank {comm.rank}: .*second exchange"):
         sub.post_send(np.ones(2), right)
     with pytest.raises(CommunicatorBroken, match="second exchange"):
-        with sub.guard("third exchange"):
+        with guard(sub, "third exchange"):
             raise AssertionError("it must not be entered")
     assert comm.allreduce(1) == comm.size
     sub = beside(comm)
@@ -531,7 +532,7 @@ def check_freed(comm):
         ):
             post(np.ones(2), other)
     with pytest.raises(CommunicatorBroken, match="the communicator was freed"):
-        with sub.guard("exchange"):
+        with guard(sub, "exchange"):
             pass
     assert comm.allreduce(1) == comm.size
 

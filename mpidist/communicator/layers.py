@@ -1,0 +1,84 @@
+"""Functions on a communicator for the layers above it, such as pipelines, benchmarks and commands.
+
+They are no methods, because programs that train or compute do not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import InvalidArgument
+from ..selection.estimates import Calibration
+from .communicator import Communicator
+
+
+@contextmanager
+def guard(comm: Communicator, what: str) -> Iterator[None]:
+    """Guard messages that belong together: an exception within leaves the communicator broken.
+
+    A step left unfinished by an exception on one rank cannot be resumed: later calls raise
+    CommunicatorBroken with the reason, here and on the ranks that wait for this one.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator of the messages.
+    what : str
+        Name of the step, for reports, such as "pipeline step".
+
+    Raises
+    ------
+    InvalidArgument
+        If `what` is not a string.
+    CommunicatorBroken
+        At once, if the communicator is broken already, or was freed.
+    """
+    if not isinstance(what, str):
+        raise InvalidArgument(f"rank {comm.rank}: guard: what={what!r}: expected a str")
+    sequencer = comm._sequencer
+    sequencer.check_usable()
+    try:
+        yield
+    except BaseException as error:
+        raise sequencer.broke(error, what, None) from error.__cause__
+
+
+def max_tag(comm: Communicator) -> int:
+    """Return the largest tag of messages: 2**20 - 1, or less where the MPI library's limit is.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator of the messages.
+    """
+    return comm._messages.width - 1
+
+
+def calibrate(comm: Communicator) -> Calibration:
+    """Measure the constants of the cost model now, within 50 ms; collective.
+
+    Without it this happens when "auto" first needs them, unless that was turned off.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that measure, and whose "auto" and ``explain`` use the constants.
+    """
+    with comm._door:
+        return comm._service.calibrate()
+
+
+def learn(comm: Communicator, calibration: Calibration) -> None:
+    """Set the cost model's constants, for "auto" and ``explain`` from now on; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator.
+    calibration : Calibration
+        The same on every rank, for instance that of
+        :func:`mpidist.engine.calibration.measure_links`.
+    """
+    with comm._door:
+        comm._service.learn(calibration)
