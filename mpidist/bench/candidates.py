@@ -174,7 +174,7 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
     source = MPI.IN_PLACE if inside else x
     return {
         "scan": lambda: partial(mpi.Scan, source, out, op),
-        "exscan": lambda: partial(mpi.Exscan, source, x if out is None else out, op),
+        "exscan": lambda: partial(mpi.Exscan, source, _filled(case), op),
         "allreduce": lambda: partial(mpi.Allreduce, source, out, op),
         "reduce": lambda: partial(mpi.Reduce, MPI.IN_PLACE if at_root else x, out, op, root),
         "reduce_scatter": lambda: partial(
@@ -186,6 +186,14 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
         "scatter": lambda: partial(mpi.Scatter, x, MPI.IN_PLACE if at_root else out, root),
         "alltoall": lambda: partial(mpi.Alltoall, source, out),
     }[case.collective]()
+
+
+def _filled(case: Case) -> np.ndarray:
+    """Return the memory that ``Exscan`` fills, or may fill: that of rank 0 is not checked."""
+    if case.out is not None:
+        return case.out
+    assert case.x is not None
+    return case.x if case.in_place else np.empty_like(case.x)
 
 
 def _operation(case: Case) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 
 from mpidist.bench import Settings, measure, run_benchmark
+from mpidist.schedule import COLLECTIVES
 
 
 @pytest.mark.one_node
@@ -41,3 +42,15 @@ def test_auto_is_measured_in_both_memories(comm, names):
         (note,) = [note for note in results.notes if note.startswith(memory)]
         least, most = (f"{ratio:.2f}" for ratio in ratios)
         assert least in note and most in note
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("collective", list(COLLECTIVES))
+def test_every_collective_beside_mpi4py(comm, collective, in_place):
+    """The bare call and ours have the same data, and both results are checked."""
+    settings = Settings(
+        sizes=[1000], algorithms=["native"], iterations=3, in_place=in_place, root=comm.size - 1
+    )
+    results = measure(comm, [collective], settings)
+    assert {row.candidate for row in results.rows} == {"mpi4py", "native"}
+    assert all(row.correct for row in results.rows) and not results.unsupported
