@@ -158,7 +158,8 @@ class NativeCollectives:
 
     def why_not(self, call: Call) -> str | None:
         """Return why the library cannot serve a call, or None if it can."""
-        if call.count > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
+        # The ranks must answer alike: of uneven alltoall each has another count.
+        if max(call.count, call.total) > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"
         return None
 

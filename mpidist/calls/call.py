@@ -112,6 +112,8 @@ class Call:
         Whether all counts are equal.
     agreed : str
         Further text that must be equal on all ranks: a shape, a table of counts.
+    total : int
+        For uneven alltoall, elements that all ranks send together, which every rank knows.
     count : int
         Elements of the whole buffer, the same on every rank (but for uneven alltoall).
     nbytes : int
@@ -135,6 +137,7 @@ class Call:
     in_place: bool = False
     even: bool = True
     agreed: str = ""
+    total: int = 0
     count: int = field(init=False)
     nbytes: int = field(init=False)
     on_device: bool = field(init=False)

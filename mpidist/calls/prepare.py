@@ -67,6 +67,7 @@ def prepare(
     root: Any = 0,
     counts: Sequence[int] | None = None,
     receives: Sequence[int] | None = None,
+    total: int = 0,
     told: Told | None = None,
 ) -> Prepared:
     """Check the arguments of a collective and return its call.
@@ -82,6 +83,8 @@ def prepare(
         sends to each rank.
     receives : sequence of int, optional
         For alltoall with `counts`, the rows that this rank receives from each rank.
+    total : int
+        For alltoall with `counts`, the rows that all ranks send together.
     told : tuple, optional
         For scatter without `out`, the shape, dtype and kind of memory of the root's `x`.
     """
@@ -117,6 +120,7 @@ def prepare(
     wanted, own, even, agreed = shape, None, True, ""
     if contract.per_rank:
         each = math.prod(shape[1:])
+        total *= each
         rows = _rows(collective, shape, counts, place, joins, result is not None)
         into = rows if receives is None else check_counts(receives, place)
         tables = tuple([n * each for n in rows]), tuple([n * each for n in into])
@@ -160,7 +164,8 @@ def prepare(
             target = staging = np.empty(result.size, dtype)
             fresh = True
     call = Call(
-        collective, rank, size, root, dtype, source, target, op, *tables, in_place, even, agreed
+        *(collective, rank, size, root, dtype, source, target, op, *tables),
+        *(in_place, even, agreed, total),
     )
     return Prepared(call, result, staging, scalar, shown, fresh)
 

@@ -92,6 +92,11 @@ def same_here(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def _with_total(counts: Sequence[int]) -> np.ndarray:
+    """Return an array with a row for each rank: its count, and the sum of all counts."""
+    return np.stack([counts, np.full(len(counts), sum(counts))], axis=1)
+
+
 class _Beginning:
     """Proxy of a communicator for :func:`begun`: its calls begin in the background.
 
@@ -978,9 +983,9 @@ class Communicator:
             On every rank, if one has not an object for each rank, or one cannot be pickled.
         """
         mine = all_pickled(self._place, values)
-        counts = self.alltoall(np.array(mine.counts)).tolist()
+        counts, totals = self.alltoall(_with_total(mine.counts)).T.tolist()
         self._check_pickled(mine, counts)
-        known = {"counts": mine.counts, "receives": counts}
+        known: dict[str, Any] = {"counts": mine.counts, "receives": counts, "total": sum(totals)}
         make = partial(prepare, "alltoall", self._place, mine.data, **known)
         return unpickled(self._run("alltoall", make, "auto"), counts)
 
@@ -1542,18 +1547,20 @@ class Communicator:
                 raise place.wrong(
                     f"counts has {len(table)} rows: expected {self.size}, one per rank"
                 )
-            column = [row[self.rank] for row in table]
-            prepared = prepare("alltoall", place, x, out, counts=table[self.rank], receives=column)
+            column, total = [row[self.rank] for row in table], sum(map(sum, table))
+            known: dict[str, Any] = {"counts": table[self.rank], "receives": column, "total": total}
+            prepared = prepare("alltoall", place, x, out, **known)
             # Each rank's part of it differs: the ranks compare the whole table.
             prepared.call.agreed += f" table={zlib.crc32(repr(table).encode()):08x}"
             return prepared
         sends = check_counts(counts, place)
-        exchange = prepare("alltoall", place, np.array(sends))
+        exchange = prepare("alltoall", place, _with_total(sends))
         if self._debug:
             self._agreed("alltoall with one row of counts", tuple)
         purpose = "alltoall, exchange of counts: "
-        receives = self._service.serve(exchange, "auto", purpose=purpose)
-        return prepare("alltoall", place, x, out, counts=sends, receives=receives.tolist())
+        receives, totals = self._service.serve(exchange, "auto", purpose=purpose).T.tolist()
+        known = {"counts": sends, "receives": receives, "total": sum(totals)}
+        return prepare("alltoall", place, x, out, **known)
 
     def _why_no_symmetric_memory(self) -> str | None:
         """Return the reason why this communicator has no symmetric memory; None if it has one."""

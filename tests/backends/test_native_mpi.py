@@ -78,3 +78,21 @@ def test_reduce_to_another_root_without_in_place(comm, monkeypatch, dtype, in_pl
         assert (got == comm.size * (comm.size + 1) / 2).all()
     if root:
         assert MPI.IN_PLACE not in sources and sources
+
+
+@pytest.mark.parametrize("form", ["rows", "table", "objects"])
+def test_uneven_alltoall_with_too_many_elements_on_some_ranks(comm, monkeypatch, form):
+    """Before MPI 4: no rank may take MPI's own call if it cannot serve another one's."""
+    monkeypatch.setattr(native, "_COUNT_LIMIT", 1000)
+    monkeypatch.setattr(MPI, "Get_version", lambda: (3, 1))
+    size, rank = comm.size, comm.rank
+    table = np.ones((size, size), int)
+    table[0, -1] = 2000
+    if form == "objects":
+        got = comm.alltoall_object([bytes([rank]) * n for n in table[rank]])
+        assert [set(one) for one in got] == [{r} for r in range(size)]
+        assert list(map(len, got)) == table[:, rank].tolist()
+    else:
+        x = np.full(table[rank].sum(), rank)
+        got = comm.alltoall(x, counts=table if form == "table" else table[rank])
+        np.testing.assert_array_equal(got, np.repeat(np.arange(size), table[:, rank]))
