@@ -39,8 +39,11 @@ COLLECTIVES = (
     "reduce_scatter",
     "scatter",
     "alltoall",
+    "scan",
+    "exscan",
     "barrier",
 )
+SCANS = ("scan", "exscan")
 COMMS = ("world", "twin", "half")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "uint16", "int32", "int64"),
@@ -281,7 +284,7 @@ def combined(op: Any, parts: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-SCALARS = ("allreduce", "reduce", "broadcast", "allgather", "gather")
+SCALARS = ("allreduce", "reduce", "broadcast", "allgather", "gather", *SCANS)
 """Collectives that take an array of no axis."""
 JOINING = ("allgather", "gather")
 
@@ -305,6 +308,8 @@ class Case:
         self.dtype = dtype_of(call.dtype)
         kind = {"u": "i", "V": "f"}.get(self.dtype.kind, self.dtype.kind)
         self.op = OPERATIONS["record" if self.dtype == RECORD else kind][call.op]
+        if self.op == "mean" and call.collective in SCANS:
+            self.op = "sum"
         self.uneven = bool(call.counts)
         self.table = self.uneven and call.collective == "alltoall"
         self.scalar = call.layout == "0-d" and call.collective in SCALARS and not self.uneven
@@ -325,7 +330,10 @@ class Case:
         gives = self.n if self.rank == self.root else 0
         return Shape(self.n, gives, self.n)
 
-    _broadcast = _allreduce
+    _broadcast = _scan = _allreduce
+
+    def _exscan(self):
+        return Shape(self.n, self.n if self.rank else 0, self.n)
 
     def _allgather(self):
         total = sum(self.counts)
@@ -383,7 +391,11 @@ class Case:
         if name in ("broadcast", "scatter"):
             whole = self.data(salt, self.root)
             return whole if name == "broadcast" else whole[self._mine(self.counts)]
+        if name == "exscan" and rank == 0:
+            return None
         parts = [self.data(salt, r) for r in range(self.size)]
+        if name in SCANS:
+            return combined(self.op, parts[: rank + (name == "scan")])
         if name in ("allgather", "gather"):
             return np.concatenate(parts)
         if name == "alltoall":
@@ -513,7 +525,7 @@ class Memory:
             return Arrays(x, out, (here, there), edges)
         if step.collective in ("reduce_scatter", "scatter"):
             out = x[case.own_part]
-        elif step.collective in ("allreduce", "reduce", "alltoall") and not case.table:
+        elif step.collective in ("allreduce", "reduce", "alltoall", *SCANS) and not case.table:
             out = x
         return Arrays(x, out, (here,), edges)
 
@@ -681,7 +693,7 @@ class Player:
         options: dict = {"algorithm": name}
         if step.collective == "barrier":
             return call(**options)
-        if step.collective in ("allreduce", "reduce", "reduce_scatter"):
+        if step.collective in ("allreduce", "reduce", "reduce_scatter", *SCANS):
             options["op"] = case.op
         if step.collective in ("reduce", "broadcast", "gather", "scatter"):
             options["root"] = case.root
