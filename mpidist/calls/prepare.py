@@ -120,7 +120,6 @@ def prepare(
     wanted, own, even, agreed = shape, None, True, ""
     if contract.per_rank:
         each = math.prod(shape[1:])
-        total *= each
         rows = _rows(collective, shape, counts, place, joins, result is not None)
         into = rows if receives is None else check_counts(receives, place)
         tables = tuple([n * each for n in rows]), tuple([n * each for n in into])
@@ -164,9 +163,10 @@ def prepare(
             target = staging = np.empty(result.size, dtype)
             fresh = True
     call = Call(
-        *(collective, rank, size, root, dtype, source, target, op, *tables),
-        *(in_place, even, agreed, total),
+        collective, rank, size, root, dtype, source, target, op, *tables, in_place, even, agreed
     )
+    if total:
+        call.total = total * math.prod(shape[1:])
     return Prepared(call, result, staging, scalar, shown, fresh)
 
 

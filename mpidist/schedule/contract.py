@@ -9,8 +9,7 @@ from the input).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 BlockRange = Callable[[int, int, int, int], range]  # (rank, size, root, number of blocks)
 RankRange = Callable[[int, int], range]  # (rank, size)
@@ -42,6 +41,14 @@ class Contract:
     origin : callable or None
         For collectives that only move data: ``f(rank, block, size, root, n)`` returns the datum
         ``(origin, input block)`` that output block `block` of `rank` must hold.
+    reduces : bool
+        Whether contributions are combined; else data only move.
+    averages : bool
+        Whether a mean is defined: every result has the contributions of all ranks.
+    same_length : bool
+        Whether the result is as long as the input, and may take its place block by block.
+    rereads : bool
+        Whether input is still read when the result is written, so that in place needs a copy.
     """
 
     name: str
@@ -53,26 +60,20 @@ class Contract:
     idempotent: bool = False
     per_rank: bool = False
     origin: Callable[[int, int, int, int, int], Datum] | None = None
+    reduces: bool = field(init=False)
+    averages: bool = field(init=False)
+    same_length: bool = field(init=False)
+    rereads: bool = field(init=False)
 
-    @cached_property
-    def reduces(self) -> bool:
-        """Whether contributions are combined; else data only move."""
-        return self.contributions is not None
-
-    @cached_property
-    def averages(self) -> bool:
-        """Whether a mean is defined: every result has the contributions of all ranks."""
-        return self.contributions is _all_ranks
-
-    @cached_property
-    def same_length(self) -> bool:
-        """Whether the result is as long as the input and may take its place block by block."""
-        return not self.per_rank and self.input_buffer == "out"
-
-    @cached_property
-    def rereads(self) -> bool:
-        """Whether input is still read when the result is written, so that in place needs a copy."""
-        return self.input_buffer == "in" or (self.per_rank and self.reduces)
+    def __post_init__(self) -> None:
+        derived = {
+            "reduces": self.contributions is not None,
+            "averages": self.contributions is _all_ranks,
+            "same_length": not self.per_rank and self.input_buffer == "out",
+            "rereads": self.input_buffer == "in" or (self.per_rank and self.contributions),
+        }
+        for name, holds in derived.items():  # fields: every call reads them
+            object.__setattr__(self, name, bool(holds))
 
     def default_blocks(self, size: int) -> int:
         """Return the block count if an algorithm declares none: `size` if `per_rank`, else 1."""
