@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
@@ -208,6 +208,8 @@ def cost(
     ------
     ScheduleError
         If the schedule is wrong.
+    Unsupported
+        If it needs shared memory: the model has no times of meetings and of others' memory.
 
     Examples
     --------
@@ -219,7 +221,7 @@ def cost(
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
             raise InvalidArgument(f"{name}={value}: expected a number >= 0")
-    _, machine = prepare(
+    known, machine = prepare(
         collective,
         choice,
         size,
@@ -230,6 +232,11 @@ def cost(
         window=window,
         machine=TimedMachine,
     )
+    if known.memory is not None:
+        raise Unsupported(
+            f"{known.label} needs {known.memory.name} memory, which the cost model cannot price: "
+            "it has the times of messages, not of meetings and of other ranks' memory"
+        )
     assert isinstance(machine, TimedMachine)
     pieces = [
         piece.stop - piece.start

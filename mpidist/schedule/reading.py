@@ -1,4 +1,4 @@
-"""The messages and copies of a schedule with their times, from which pictures are drawn."""
+"""The steps of a schedule with their times, from which pictures are drawn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
-from .rounds import Blocks, Copy, Reduce, Schedule, block_tuple
+from .rounds import (
+    Blocks,
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Put,
+    Reduce,
+    Schedule,
+    block_tuple,
+)
 from .strand import Strand
 
 
 @dataclass(frozen=True)
 class Move:
-    """One message between ranks, or one copy within a rank.
+    """One message between ranks, one copy within a rank, or one step in other ranks' memory.
 
     Attributes
     ----------
@@ -28,9 +38,10 @@ class Move:
         Length of the longest chain of messages that ends with this one; for a copy, of the longest
         chain before it.
     source, target : int
-        Sending and receiving rank; equal for a copy.
-    kind : {"receive", "reduce", "copy"}
-        Whether the blocks are received, received and combined, or copied.
+        Sending and receiving rank, or the rank whose block is copied and the one that gets it;
+        equal for a copy, a Fold and a Meet.
+    kind : {"receive", "reduce", "copy", "get", "put", "fold", "meet"}
+        Whether the blocks are received, received and combined, or copied; else the step.
     sent, received : str
         Names of the blocks at the source and at the target, as :func:`name_blocks` returns them.
     strand : tuple of int
@@ -38,6 +49,8 @@ class Move:
         ``parallel``.
     send_index, receive_index : int
         Index of the step in the sender's round, and in the receiver's.
+    ranks : tuple of int
+        The ranks whose blocks a Fold combines, or which a Meet awaits.
     """
 
     time: int
@@ -49,6 +62,7 @@ class Move:
     strand: tuple[int, ...]
     send_index: int = 0
     receive_index: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass
@@ -141,8 +155,8 @@ def read(
 
 def _order(move: Move) -> tuple:
     """Return the sort key of a Move: time, strand, messages before copies, distance of ranks."""
-    distance = abs(move.target - move.source)
-    return move.time, move.strand, move.kind == "copy", distance, move.source, move.send_index
+    distance, local = abs(move.target - move.source), move.kind in ("copy", "fold")
+    return move.time, move.strand, local, distance, move.source, move.send_index
 
 
 class _Recorder:
@@ -152,6 +166,9 @@ class _Recorder:
         self.machine, self.moves = machine, moves
 
     def __call__(self, step: Any, strand: Strand, send: Posted | None) -> None:
+        if isinstance(step, (Get, Put, Fold, Meet)):
+            self.moves.append(self._one_sided(step, strand))
+            return
         if isinstance(step, Copy):
             sent = self._blocks(step.source_blocks, step.source)
             received = self._blocks(step.target_blocks, step.target)
@@ -165,6 +182,25 @@ class _Recorder:
         index = next((i for i, other in enumerate(strand.steps) if other is step), 0)
         move = Move(time, source, strand.rank, kind, sent, received, strand.path, turn, index)
         self.moves.append(move)
+
+    def _one_sided(self, step: Get | Put | Fold | Meet, strand: Strand) -> Move:
+        rank, time = strand.rank, strand.clock
+        if isinstance(step, Meet):
+            awaits = tuple(step.group if step.awaits is None else step.awaits)
+            return Move(time, rank, rank, "meet", "", "", strand.path, ranks=awaits)
+        to = step.blocks if step.to is None else step.to
+        read, written = self._blocks(step.blocks, step.source), self._blocks(to, step.target)
+        if isinstance(step, Fold):
+            if step.own is not None:
+                own = self._blocks(to, step.own)
+                short = read.removesuffix(own.removeprefix(step.own))
+                read = f"{short}/{own}" if short == step.source else f"{read}/{own}"
+            peers = tuple(sorted(step.peers))
+            return Move(time, rank, rank, "fold", read, written, strand.path, ranks=peers)
+        index = next((i for i, other in enumerate(strand.steps) if other is step), 0)
+        source, target = (step.peer, rank) if isinstance(step, Get) else (rank, step.peer)
+        kind = "get" if isinstance(step, Get) else "put"
+        return Move(time, source, target, kind, read, written, strand.path, index, index)
 
     def _blocks(self, spec: Blocks, buffer: str) -> str:
         return name_blocks(block_tuple(spec), self.machine.count, buffer)
@@ -185,16 +221,27 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
         return prefix
     if blocks == tuple(range(count)) and buffer != "tmp":
         return f"{prefix}[all]"
+    return f"{prefix}[{','.join(map(_span, _runs(blocks)))}]"
+
+
+def name_ranks(ranks: tuple[int, ...]) -> str:
+    """Return ranks in ascending order as text, such as ``0-3,5``."""
+    return ",".join(map(_span, _runs(ranks)))
+
+
+def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
+    """Return runs of consecutive numbers."""
     runs: list[list[int]] = []
-    for block in blocks:
-        if runs and block == runs[-1][-1] + 1:
-            runs[-1].append(block)
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([block])
-    parts = []
-    for run in runs:
-        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)))
-    return f"{prefix}[{','.join(parts)}]"
+            runs.append([number])
+    return runs
+
+
+def _span(run: list[int]) -> str:
+    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
 
 
 def _letter(number: int) -> str:

@@ -6,12 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from .notebook import Svg
-from .reading import Move, Reading, read
+from .reading import Move, Reading, name_ranks, read
 from .registry import Algorithm, Choice, Groups
 
 _MARGIN, _TOP, _COLUMN, _LANE, _GAP = 64, 84, 130, 24, 14
 _NODES = 24  # height of the line with the numbers of the nodes
-_MEANING = {"receive": "message", "reduce": "message that is combined (+)", "copy": "local copy"}
+_MEANING = {
+    "receive": "message",
+    "reduce": "message that is combined (+)",
+    "get": "read by the target",
+    "put": "stored by the source",
+    "fold": "combined (Σ of these ranks)",
+    "copy": "local copy",
+    "meet": "meeting",
+}
+_LOCAL = ("copy", "fold")
 _STYLE = (
     "text{font:12px sans-serif;fill:#222}"
     ".title{font-size:16px;font-weight:bold}"
@@ -25,6 +34,10 @@ _STYLE = (
     ".receive{stroke:#1f6fb4;marker-end:url(#receive)}#receive{fill:#1f6fb4}"
     ".reduce{stroke:#c1440e;marker-end:url(#reduce)}#reduce{fill:#c1440e}"
     ".copy{stroke:#5b6770;marker-end:url(#copy)}#copy{fill:#5b6770}"
+    ".get{stroke:#2e8540;marker-end:url(#get)}#get{fill:#2e8540}"
+    ".put{stroke:#7b3fa0;marker-end:url(#put)}#put{fill:#7b3fa0}"
+    ".fold{stroke:#c1440e;marker-end:url(#fold)}#fold{fill:#c1440e}"
+    ".meet{stroke:#444b52;stroke-width:4}"
     ".odd{stroke-dasharray:7 3}"
     ".paper{fill:#fff}.node{fill:#eef3f8}.node.odd{fill:#f8f1e6}"
     # On a page the scheme is that of the page (its color-scheme), in a viewer that of the reader.
@@ -32,6 +45,8 @@ _STYLE = (
     "text{fill:#e2e4e6}.small{fill:#a9b0b7}.life{stroke:#6f7880}.grid{stroke:#3d444b}"
     ".receive{stroke:#6cb2f0}#receive{fill:#6cb2f0}.reduce{stroke:#f58a5b}#reduce{fill:#f58a5b}"
     ".copy{stroke:#a9b4be}#copy{fill:#a9b4be}"
+    ".get{stroke:#6cc27c}#get{fill:#6cc27c}.put{stroke:#c79be6}#put{fill:#c79be6}"
+    ".fold{stroke:#f58a5b}#fold{fill:#f58a5b}.meet{stroke:#c5cad0}"
     ".paper{fill:#16181b}.node{fill:#1f2a36}.node.odd{fill:#332a1c}}"
 )
 
@@ -39,7 +54,7 @@ _STYLE = (
 def draw(reading: Reading) -> str:
     """Return the picture of a schedule as a self-contained ``<svg>`` element."""
     column = max(_COLUMN, 24 + 7 * max((len(_label(reading, m)) for m in reading.moves), default=0))
-    copies = any(m.kind == "copy" for m in reading.moves)
+    copies = any(m.kind in _LOCAL for m in reading.moves)
     x = [_MARGIN + 40 + column * rank for rank in range(reading.size)]
     legend, end = _legend(reading)
     width = max(x[-1] + (column if copies else 60), 9.0 * len(reading.title) + 40, end, 520)
@@ -115,8 +130,10 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
     copying: int | None = None
     for move in moves:
         low, high = sorted((move.source, move.target))
-        span = (low, low + 0.9) if move.kind == "copy" else (float(low), float(high))
-        if move.kind == "copy" and copying is None:
+        span = (low, low + 0.9) if move.kind in _LOCAL else (float(low), float(high))
+        if move.kind == "meet":
+            span = (low - 0.5, low + 0.5)
+        if move.kind in _LOCAL and copying is None:
             copying = len(taken)  # below the messages, since copies follow them
         free = (
             lane
@@ -134,16 +151,36 @@ def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
 
 def _label(reading: Reading, move: Move) -> str:
     """Return the text on an arrow: label of the strand, "+" if the data are combined, blocks."""
-    blocks = move.sent if move.sent == move.received else f"{move.sent}⇒{move.received}"
-    return f"{reading.name(move.strand)}{'+' if move.kind == 'reduce' else ''}{blocks}"
+    blocks = _blocks(move)
+    mark = {"reduce": "+", "fold": f"Σ{name_ranks(move.ranks)} "}.get(move.kind, "")
+    return f"{reading.name(move.strand)}{mark}{blocks}".rstrip()
+
+
+def _blocks(move: Move) -> str:
+    """Return the blocks at the source and, if they or their buffers differ, at the target."""
+    return move.sent if move.sent == move.received else _moved(move)
+
+
+def _moved(move: Move) -> str:
+    """Return the blocks at source and target; ``in⇒slot0[1]`` for ``in[1]`` and ``slot0[1]``."""
+    source, bracket, numbers = move.sent.partition("[")
+    target, _, others = move.received.partition("[")
+    if bracket and source and target and numbers == others:
+        return f"{source}⇒{move.received}"
+    return f"{move.sent}⇒{move.received or 'out'}"
 
 
 def _arrow(reading: Reading, move: Move, x: list[int], y: float) -> tuple[str, str, str]:
     """Return the arrow of a message or copy, the outline of the ground of its label, its label."""
     label = _label(reading, move)
-    if move.kind == "copy":
+    if move.kind == "meet":
+        # One bar from rank to rank, that ends where the next rank is not awaited.
+        rank, half = move.source, ((x[1] - x[0]) if len(x) > 1 else _COLUMN) / 2
+        left, right = (half if r in move.ranks else 14 for r in (rank - 1, rank + 1))
+        return _line(x[rank] - left, y, x[rank] + right, y, "arrow meet"), "", ""
+    if move.kind in _LOCAL:
         at = x[move.source]
-        hook = f'<path class="arrow copy" d="M{_n(at)} {_n(y)}h14v8h-11"/>'
+        hook = f'<path class="arrow {move.kind}" d="M{_n(at)} {_n(y)}h14v8h-11"/>'
         return hook, "", _text(at + 20, y + 8, label, "left")
     a, b = x[move.source], x[move.target]
     inset = 3 if a < b else -3
@@ -187,6 +224,7 @@ def _markers() -> str:
         f'markerHeight="7" markerUnits="userSpaceOnUse" orient="auto">'
         f'<path d="M0 0L8 4L0 8z"/></marker>'
         for kind in _MEANING
+        if kind != "meet"
     )
     return f"<defs>{arrows}</defs>"
 
@@ -211,7 +249,11 @@ LEGEND = {
     "send": "→ sends to",
     "receive": "← receives from",
     "reduce": "+ receives from and combines",
+    "get": "⇠ reads at",
+    "put": "⇢ stores at",
+    "fold": "Σ combines here, of ranks",
     "copy": "⇒ copies here",
+    "meet": "═ meets",
 }
 
 
@@ -290,12 +332,26 @@ def svg(
 def summary(reading: Reading) -> str:
     """Return the counts of a schedule as one line of text."""
     proof = reading.proof
-    counts = (
-        (proof.block_count, "block"),
-        (proof.depth, "message in a row", "messages in a row"),
+    messages = (
         (proof.messages, "message in all", "messages in all"),
         (proof.blocks_moved, "block moved", "blocks moved"),
     )
+    counts: tuple[tuple, ...] = (
+        (proof.block_count, "block"),
+        (proof.depth, "message in a row", "messages in a row"),
+        *messages,
+    )
+    if proof.meetings:
+        accesses = (
+            (proof.blocks_read, "block read", "blocks read"),
+            (proof.blocks_stored, "block stored", "blocks stored"),
+        )
+        counts = (
+            (proof.block_count, "block"),
+            (proof.depth, "step in a row", "steps in a row"),
+            (proof.meetings, "meeting"),
+            *(each for each in (*messages, *accesses) if each[0]),
+        )
     return ", ".join(
         f"{n} {forms[0] if n == 1 else forms[-1] if len(forms) > 1 else forms[0] + 's'}"
         for n, *forms in counts
@@ -304,8 +360,8 @@ def summary(reading: Reading) -> str:
 
 def _heading(reading: Reading) -> list[str]:
     kinds = {move.kind for move in reading.moves}
-    marks = [LEGEND["send"]] if kinds - {"copy"} else []
-    marks += [LEGEND[kind] for kind in ("receive", "reduce", "copy") if kind in kinds]
+    marks = [LEGEND["send"]] if kinds & {"receive", "reduce"} else []
+    marks += [LEGEND[kind] for kind in LEGEND if kind in kinds]
     lines = [f"{reading.title}: {summary(reading)}"]
     if marks:
         marks += ["[blocks]"] if reading.proof.block_count > 1 else []
@@ -327,9 +383,23 @@ def _cell(reading: Reading, rank: int, moves: Iterable[Move]) -> list[str]:
     copies = []
     for move in moves:
         name = reading.name(move.strand)
-        if move.kind == "copy":
-            if move.target == rank:
-                copies.append(f"{name}{move.sent}⇒{move.received or 'out'}")
+        if move.kind == "meet":
+            awaited = move.ranks == tuple(range(reading.size))
+            who = name_ranks(move.ranks) if move.ranks else "nobody"
+            copies.append(f"{name}═ meet" if awaited else f"{name}═ await {who}")
+            continue
+        if move.kind in _LOCAL:
+            text = _blocks(move) if move.kind == "fold" else _moved(move)
+            mark = f"Σ{name_ranks(move.ranks)} " if move.kind == "fold" else ""
+            copies.append(f"{name}{mark}{text}")
+            continue
+        if move.kind in _ACCESS:
+            here, other = _ACCESS[move.kind](move)
+            if here == rank:
+                line = _blocks(move)
+                mark = "⇠" if move.kind == "get" else "⇢"
+                peers = entries.setdefault((name, move.kind == "get", mark, line), [])
+                peers.append((move.send_index, other))
             continue
         if move.source == rank:
             out = entries.setdefault((name, False, "→", move.sent), [])
@@ -343,6 +413,13 @@ def _cell(reading: Reading, rank: int, moves: Iterable[Move]) -> list[str]:
         others = ",".join(str(peer) for _, peer in sorted(peers))
         lines.append(f"{name}{mark}{others} {blocks}".rstrip())
     return lines + copies
+
+
+_ACCESS = {
+    "get": lambda move: (move.target, move.source),
+    "put": lambda move: (move.source, move.target),
+}
+"""For a Get and a Put: the rank that does it, and the other one."""
 
 
 def _line_order(entry: tuple[tuple[str, bool, str, str], list[tuple[int, int]]]) -> tuple:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError
+from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError, Unsupported
 from mpidist.schedule import Recv, Send, algorithms
 from mpidist.schedule.cost import Link, cost
 
@@ -158,3 +158,10 @@ def test_bad_input(wrong):
         cost("allreduce", "ring", 2, **{**right, **wrong})
     with pytest.raises(InvalidRank, match="root=2"):
         cost("broadcast", "tree", 2, 8, alpha=A, beta=B, root=2)
+
+
+@pytest.mark.parametrize("name", ["in_place", "hierarchical/published/ring"])
+def test_shared_memory_has_no_price(name):
+    """A wrong figure would be worse: there are no times of meetings."""
+    with pytest.raises(Unsupported, match="memory, which the cost model cannot price"):
+        cost("allreduce", name, 4, 1000, alpha=1.0, beta=1.0)

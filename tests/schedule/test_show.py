@@ -50,7 +50,55 @@ def test_copies_buffers_and_strands():
     assert "→2" in text("allreduce", "hierarchical", 4, groups=((0, 1), (2, 3)))
 
 
-@pytest.mark.parametrize("algorithm", algorithms(), ids=lambda a: a.label.replace(" ", "-"))
+IN_PLACE = """\
+allreduce in_place on 3 ranks: 3 blocks, 4 steps in a row, 2 meetings, \
+6 blocks read, 6 blocks stored
+⇢ stores at   Σ combines here, of ranks   ═ meets   [blocks]
+
+time  rank 0          rank 1          rank 2
+----  --------------  --------------  --------------
+1     ═ meet          ═ meet          ═ meet
+2     Σ0-2 in[0]⇒[0]  Σ0-2 in[1]⇒[1]  Σ0-2 in[2]⇒[2]
+3     ⇢1,2 [0]        ⇢0,2 [1]        ⇢0,1 [2]
+4     ═ meet          ═ meet          ═ meet"""
+
+SLOTS = """\
+gather slots on 3 ranks, root 0: 3 blocks, 2 steps in a row, 1 meeting, 2 blocks read
+⇠ reads at   ⇒ copies here   ═ meets   [blocks]
+
+time   rank 0           rank 1          rank 2
+-----  ---------------  --------------  --------------
+start                   in[1]⇒slot0[0]  in[2]⇒slot0[0]
+
+1      ═ meet           ═ meet          ═ meet
+
+2      ⇠1 slot0[0]⇒[1]
+       ⇠2 slot0[0]⇒[2]
+       in[0]⇒[0]"""
+
+
+def test_shared_memory():
+    assert text("allreduce", "in_place", 3) == IN_PLACE
+    assert text("gather", "slots", 3) == SLOTS
+    assert "═ await nobody" in text("scatter", "in_place", 3)
+    assert "Σ0-4 slot0/in[2]⇒[2]" in text("allreduce", "slots", 5)
+    mixed = text("allreduce", "hierarchical/published/ring", 4, groups=((0, 1), (2, 3)))
+    for part in ("═ await 0,1", "Σ2,3 in[0,1]⇒[0,1]", "+2 [0]", "⇠3 [2,3]", "8 messages in all"):
+        assert part in mixed
+
+
+def test_a_bar_for_every_rank_that_meets():
+    drawn = svg("allreduce", "in_place", 4)
+    assert drawn.count('class="arrow meet"') == 2 * 4 + 1  # and one in the legend
+    assert drawn.count('class="arrow put"') == 12 + 1 and drawn.count('class="arrow fold"') == 4 + 1
+    assert "Σ0-3 in[1]⇒[1]" in drawn
+    drawn = svg("allgather", "published", 4)
+    assert drawn.count('class="arrow get"') == 12 + 1
+
+
+@pytest.mark.parametrize(
+    "algorithm", algorithms(one_sided=True), ids=lambda a: a.label.replace(" ", "-")
+)
 def test_every_algorithm_has_its_pictures(algorithm):
     for size in (1, 2, 5, 6):
         if algorithm.unsupported(size):
