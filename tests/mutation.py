@@ -2,6 +2,10 @@
 
 python tests/mutation.py                      # 2000 mutants of every algorithm
 python tests/mutation.py --mutants 100 ring   # of those whose label holds "ring"
+
+Algorithms in shared memory are run in many orders of the ranks' turns: what the prover accepts must
+be right in all of them.  Of what it rejects for a wrong result, a race or a deadlock, one of them
+goes wrong; the others are counted as unseen.
 """
 
 from __future__ import annotations
@@ -27,11 +31,25 @@ from mpidist.engine.run import Run
 from mpidist.engine.storage import HostMemory, Storage
 from mpidist.errors import DeadlockError, MpidistError, ScheduleError
 from mpidist.operations import Op
-from mpidist.schedule import Algorithm, algorithms
+from mpidist.schedule import Algorithm, algorithms, find
 from mpidist.schedule.contract import Contract
 from mpidist.schedule.machine import Machine
-from mpidist.schedule.rounds import BUFFERS, Copy, Parallel, Recv, Reduce, block_tuple, steps_of
+from mpidist.schedule.rounds import (
+    BUFFERS,
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Parallel,
+    Put,
+    Recv,
+    Reduce,
+    Send,
+    block_tuple,
+    steps_of,
+)
 from mpidist.schedule.unrolled import Lengths, materialise
+from tests.support.interleavings import Interleaving
 
 SIZES = (2, 3, 4, 5, 6)
 
@@ -93,9 +111,16 @@ def put(written: list, path: Where, steps: tuple) -> list:
 class Change:
     """One change, the same for whichever rank it is applied to; `what` says it in words."""
 
-    def __init__(self, random: Random, size: int, count: int, step):
+    def __init__(self, random: Random, size: int, count: int, step, buffers=BUFFERS):
+        self.buffers = buffers
         kinds = ["drop", "drop", "blocks", "blocks", "blocks", "double", "buffer"]
-        if not isinstance(step, Copy):
+        if isinstance(step, Meet):
+            kinds = ["drop", "drop", "drop", "double", "await", "await", "group", "swap", "swap"]
+        elif isinstance(step, Fold):
+            kinds += ["peers", "peers", "swap"]
+        elif isinstance(step, (Get, Put)):
+            kinds += ["peer", "peer", "peer", "swap"]
+        elif not isinstance(step, Copy):
             kinds += ["peer", "peer", "peer"]
         if isinstance(step, (Recv, Reduce)):
             kinds += ["kind"]
@@ -113,6 +138,14 @@ class Change:
             return ()
         if self.kind == "double":
             return (step, step)
+        if self.kind in ("await", "group", "peers"):
+            return (self._other_ranks(step),)
+        if self.kind == "buffer" and not isinstance(step, (Send, Recv, Reduce)):
+            if isinstance(step, Meet):
+                return (step,)
+            name = ("source", "target")[self.which % 2]
+            others = [b for b in self.buffers if b != getattr(step, name)]
+            return (replace(step, **{name: others[self.which // 2 % len(others)]}),)
         if self.kind == "buffer":
             name = "target" if isinstance(step, Copy) else "buffer"
             other = BUFFERS[(BUFFERS.index(getattr(step, name)) + 1 + self.which % 2) % 3]
@@ -120,12 +153,29 @@ class Change:
         if self.kind == "kind" and isinstance(step, (Recv, Reduce)):
             other = Reduce if isinstance(step, Recv) else Recv
             return (other(step.peer, step.blocks, step.buffer),)
-        if self.kind == "peer" and not isinstance(step, Copy):
+        if self.kind == "peer" and isinstance(step, (Send, Recv, Reduce, Get, Put)):
             return (replace(step, peer=(step.peer + self.by) % self.size),)
         if isinstance(step, Copy):
             side = "source_blocks" if self.which % 2 else "target_blocks"
             return (replace(step, **{side: self._blocks(getattr(step, side))}),)
+        if not hasattr(step, "blocks"):  # a Meet, where another rank has another step
+            return ()
+        if isinstance(step, (Get, Put, Fold)) and step.to is not None and self.which % 2:
+            return (replace(step, to=self._blocks(step.to)),)
         return (replace(step, blocks=self._blocks(step.blocks)),)
+
+    def _other_ranks(self, step):
+        """The step with one rank less or in another place; the step itself if it has no ranks."""
+        if isinstance(step, Fold):
+            peers = list(step.peers)
+            gone = peers.pop(self.which % len(peers))
+            if self.by % 2:
+                peers.append(gone)
+            return replace(step, peers=tuple(peers))
+        if not isinstance(step, Meet):
+            return step
+        fewer = tuple(r for k, r in enumerate(step.group) if k != self.which % len(step.group))
+        return replace(step, **{"awaits" if self.kind == "await" else "group": fewer})
 
     def _blocks(self, spec):
         numbers = list(block_tuple(spec))
@@ -145,19 +195,36 @@ class Change:
         return numbers[0] if isinstance(spec, int) else tuple(numbers)
 
 
-def mutate(random: Random, parts: list[list], count: int) -> tuple[list[list], str] | None:
+def swapped(written: list, path: Where) -> list:
+    """A copy in which the round that holds a step, and the next one, have changed places."""
+    changed, i = list(written), path[0]
+    if len(path) > 2:
+        item = written[i]
+        strands = list(item.strands)
+        strands[path[1]] = swapped(strands[path[1]], path[2:])
+        changed[i] = Parallel(tuple(strands), item.window)
+    elif i + 1 < len(written):
+        changed[i], changed[i + 1] = changed[i + 1], changed[i]
+    return changed
+
+
+def mutate(
+    random: Random, parts: list[list], count: int, buffers: tuple[str, ...] = BUFFERS
+) -> tuple[list[list], str] | None:
     """Change one step, of one rank or, at the same place, of every rank; None if there is none."""
     size = len(parts)
     places = [(rank, path) for rank in range(size) for path in paths(parts[rank])]
     if not places:
         return None
     rank, path = random.choice(places)
-    change = Change(random, size, count, step_at(parts[rank], path))
+    change = Change(random, size, count, step_at(parts[rank], path), buffers)
     everywhere = random.random() < 0.5
     mutant = list(parts)
     for r in range(size) if everywhere else (rank,):
         step = step_at(parts[r], path)
-        if step is not None:
+        if step is not None and change.kind == "swap":
+            mutant[r] = swapped(parts[r], path)
+        elif step is not None:
             mutant[r] = put(parts[r], path, change(step))
     who = "every rank" if everywhere else f"rank {rank}"
     return mutant, f"{change.what}, on {who} at {path}"
@@ -310,17 +377,19 @@ class Tally:
     mutants: int = 0
     rejected: int = 0
     accepted: int = 0
+    unseen: list[str] = field(default_factory=list)  # what was rejected, and no run has shown
     disagreements: list[str] = field(default_factory=list)
 
     def row(self) -> str:
         return (
-            f"{self.label:36} {self.mutants:8} {self.rejected:10} {self.accepted:10} "
-            f"{len(self.disagreements):14}"
+            f"{self.label:36} {self.mutants:8} {self.rejected:10} {len(self.unseen):8} "
+            f"{self.accepted:10} {len(self.disagreements):14}"
         )
 
 
 HEADER = (
-    f"{'algorithm':36} {'mutants':>8} {'rejected':>10} {'equivalent':>10} {'disagreements':>14}"
+    f"{'algorithm':36} {'mutants':>8} {'rejected':>10} {'unseen':>8} {'equivalent':>10} "
+    f"{'disagreements':>14}"
 )
 
 
@@ -372,6 +441,116 @@ class Subject:
         return ""
 
 
+class SharedSubject(Subject):
+    """An algorithm in shared memory: it is run with the ranks' turns in many orders."""
+
+    def __init__(self, algorithm: Algorithm, size: int, root: int, arity: int, groups: tuple):
+        super().__init__(algorithm, size, root, arity, groups)
+        self.groups, self.pieces = groups, 1
+        if "pieces" in algorithm.uses and root % 2 == 0:
+            self.pieces = 3
+            self.count *= self.pieces
+            self.parts = [
+                write_down(algorithm.segmented(rank, size, self.pieces, root=root))
+                for rank in range(size)
+            ]
+        contract = algorithm.contract
+        calls = range(1, 4) if algorithm.memory.scratch else (1,)  # two sets of slots take turns
+        self.inputs = [
+            {
+                (rank, block): 1 << rank
+                if contract.idempotent
+                else PRIMES[rank * self.count + block] ** call
+                for rank in range(size)
+                for block in range(self.count)
+            }
+            for call in calls
+        ]
+
+    def proved(self, parts: list) -> str:
+        algorithm = self.algorithm
+        machine = Machine(
+            algorithm.contract,
+            parts,
+            self.root,
+            self.count,
+            memory=algorithm.memory,
+            groups=self.groups,
+        )
+        try:
+            machine.run()
+        except ScheduleError as error:
+            return str(error)
+        return ""
+
+    def ran(self, parts: list, orders: int = 16) -> str:
+        contract = self.algorithm.contract
+        combine = UNION.function if contract.idempotent else PRODUCT.function
+        for seed in range(orders):
+            run = Interleaving(
+                contract,
+                self.root,
+                self.count,
+                self.inputs,
+                lambda a, b: combine(a, b, dtype=object),
+                Random(seed),
+                seed % 2,
+            )
+            try:
+                run.check(parts)
+            except MpidistError as error:
+                return f"{type(error).__name__}: {error}"
+        return ""
+
+
+SEEN_BY_A_RUN = (
+    "race",
+    "ends with",
+    "deadlock",
+    "never written",
+    "nothing was written",
+    "contribution",
+)
+
+
+def judge_shared(algorithm: Algorithm, mutants: int, seed: int = 0, orders: int = 200) -> Tally:
+    """Break an algorithm in shared memory `mutants` times."""
+    random = Random(zlib.crc32(algorithm.label.encode()) + seed)
+    tally = Tally(algorithm.label)
+    subjects = [SharedSubject(algorithm, *each) for each in settings(algorithm)]
+    for subject in subjects:
+        for verdict in (subject.proved(subject.parts), subject.ran(subject.parts, 4)):
+            if verdict:
+                tally.disagreements.append(f"whole, {subject.setting}: {verdict}")
+    while tally.mutants < mutants:
+        subject = random.choice(subjects)
+        mutant = mutate(random, subject.parts, subject.count, algorithm.memory.buffers)
+        if mutant is None or mutant[0] == subject.parts:
+            continue
+        parts, what = mutant
+        tally.mutants += 1
+        proved = subject.proved(parts)
+        if not proved:
+            ran = subject.ran(parts)
+            if ran:
+                tally.disagreements.append(
+                    f"{subject.setting}: {what}: prover: accepts; run: {ran}"
+                )
+            tally.accepted += not ran
+            continue
+        tally.rejected += 1
+        if any(text in proved for text in SEEN_BY_A_RUN) and not _fails(subject, parts, orders):
+            tally.unseen.append(f"{subject.setting}: {what}: prover: {proved}")
+    return tally
+
+
+def _fails(subject: SharedSubject, parts: list, orders: int) -> bool:
+    try:
+        return bool(subject.ran(parts, orders))
+    except (ValueError, IndexError):  # unequal numbers of blocks, no peers
+        return True
+
+
 def judge(algorithm: Algorithm, mutants: int, seed: int = 0) -> Tally:
     """Break one algorithm `mutants` times."""
     random = Random(zlib.crc32(algorithm.label.encode()) + seed)
@@ -410,6 +589,9 @@ def judge(algorithm: Algorithm, mutants: int, seed: int = 0) -> Tally:
     return tally
 
 
+MIXED = ("hierarchical/in_place/ring", "hierarchical_leaders/published/ring")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only algorithms whose label holds one of these")
@@ -418,18 +600,21 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     begin, tallies = time.monotonic(), []
     print(HEADER)
-    for algorithm in algorithms():
+    mixed = [find("allreduce", name).algorithm for name in MIXED]
+    for algorithm in (*algorithms(one_sided=True), *mixed):
         if options.names and not any(name in algorithm.label for name in options.names):
             continue
-        tallies.append(judge(algorithm, options.mutants, options.seed))
+        one = judge if algorithm.memory is None else judge_shared
+        tallies.append(one(algorithm, options.mutants, options.seed))
         print(tallies[-1].row(), flush=True)
-        for text in tallies[-1].disagreements[:5]:
+        for text in (*tallies[-1].disagreements[:5], *tallies[-1].unseen[:2]):
             print(f"    {text}")
     total = Tally(f"{len(tallies)} algorithms, {time.monotonic() - begin:.0f} s")
     for tally in tallies:
         total.mutants += tally.mutants
         total.rejected += tally.rejected
         total.accepted += tally.accepted
+        total.unseen += tally.unseen
         total.disagreements += tally.disagreements
     print(total.row())
     return 1 if total.disagreements else 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from ..errors import ScheduleError
 from .memory import SymbolicMemory
-from .rounds import ONE_SIDED, STEPS, Copy, Recv, Reduce, Send, Step
+from .rounds import ONE_SIDED, Copy, Recv, Reduce, Send, Step
 from .strand import BlockPlace, Strand
 
 Message = Send | Recv | Reduce
+_MESSAGES = (Send, Recv, Reduce)
 MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 
@@ -62,7 +64,7 @@ class Exchange:
         """
         rank, path, clock = strand.rank, strand.path, strand.clock
         posted = [
-            Posted(strand, cast(Message, step), index, self._places(strand, step), clock)
+            Posted(strand, step, index, self._places(strand, step), clock)  # type: ignore[arg-type]
             for index, step in enumerate(strand.steps)
             if not isinstance(step, Copy)
         ]
@@ -99,14 +101,8 @@ class Exchange:
         self.move(send, receive)
 
     def _places(self, strand: Strand, step: Step) -> list[BlockPlace]:
-        if not isinstance(step, STEPS):
-            raise strand.error(f"{step!r} is not a step, a round or a Parallel")
-        if isinstance(step, ONE_SIDED):
-            raise strand.error(
-                f"{type(step).__name__} needs the memory of other ranks: expected "
-                "@algorithm(…, memory=…), or prove(…, memory=…)"
-            )
-        assert not isinstance(step, Copy)
+        if not isinstance(step, _MESSAGES):
+            raise self._not_a_message(strand, step)
         peer = step.peer
         if not (isinstance(peer, int) and 0 <= peer < self.size):
             raise strand.error(
@@ -115,6 +111,14 @@ class Exchange:
         if peer == strand.rank:
             raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
         return self.memory.places(strand, step.buffer, step.blocks)
+
+    def _not_a_message(self, strand: Strand, step: Any) -> ScheduleError:
+        if isinstance(step, ONE_SIDED):
+            return strand.error(
+                f"{type(step).__name__} needs the memory of other ranks: expected "
+                "@algorithm(…, memory=…), or prove(…, memory=…)"
+            )
+        return strand.error(f"{step!r} is not a step, a round or a Parallel")
 
     def _check_clashes(self, strand: Strand, posted: list[Posted]) -> None:
         """Raise if a Recv of a round overwrites a block of another step of the round."""

@@ -290,7 +290,7 @@ class Machine:
         assert shared is not None
         for heard in strand.heard:
             shared.races.learn(strand, *heard)
-        strand.heard = []
+        strand.heard = ()
         if not any(isinstance(step, ONE_SIDED) for step in steps):
             return False
         if not isinstance(steps[0], Meet):
@@ -310,9 +310,9 @@ class Machine:
                 f"copies {len(sources)} blocks to {len(targets)}: expected equally many"
             )
         values = self.memory.read(strand, sources)
-        as_input = step.source == "in" and step.target == "out"
         for source, place, value in zip(sources, targets, values):
-            self.memory.write(strand, place, value, as_input and source[1] == place[1])
+            same = source[0] == "in" and place == ("out", source[1])  # no write if in place
+            self.memory.write(strand, place, value, same)
         if self.watch is not None:
             self.watch(step, strand, None)
 
@@ -323,7 +323,7 @@ class Machine:
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
         if self.shared is not None:
-            receiver.heard.append((sender.known, sender.thread, sender.tick - 1))
+            receiver.heard += ((sender.known, sender.thread, sender.tick - 1),)
         self.arrival = after = max(send.clock, receive.clock) + 1
         for strand in (sender, receiver):
             strand.clock = max(strand.clock, after)

@@ -51,7 +51,7 @@ class SymbolicMemory:
         for rank in range(size):
             start = contract.input_blocks(rank, size, root, count)
             buffers: dict[str, dict[int, int]] = {name: {} for name in self.buffers}
-            leaves = {b: self.terms.leaf(rank, b) for b in start}
+            leaves = self.terms.leaves(rank, start)
             buffers[contract.input_buffer] = leaves
             if memory is not None:
                 buffers["in"] = leaves.copy()
@@ -97,20 +97,26 @@ class SymbolicMemory:
         Raises ScheduleError if one was never written, or is in "out" what the rank has in "in".
         """
         values = [self.values[owner][buffer].get(block) for owner in owners]
-        if buffer == "out" or None in values:
-            for owner, value in zip(owners, values):
-                if value is None or (
-                    buffer == "out" and (buffer, block) not in self.written[owner]
-                ):
+        if None in values:
+            owner = owners[values.index(None)]
+            message = f"reads {buffer!r} of rank {owner} where nothing was written"
+            raise strand.error(message, block)
+        if buffer == "out":
+            for owner in owners:
+                if (buffer, block) not in self.written[owner]:
                     raise strand.error(
-                        f"reads {buffer!r} of rank {owner} where nothing was written", block
+                        f"reads 'out' of rank {owner}, which is not written yet; its input is 'in'",
+                        block,
                     )
         return cast("list[int]", values)
 
     def store(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
         """Set the value of a block of another rank; raises ScheduleError as :meth:`write` does."""
-        self._check_place(strand, owner, place, value)
         buffer, block = place
+        if buffer == "out" and not 0 <= block < self.count:
+            raise self._beyond(strand, block)
+        if not self._equal:
+            self._check_length(strand, owner, place, value)
         self.values[owner][buffer][block] = value
         self.written[owner][place] = 0
         self.stored[owner, buffer, block] = (strand.rank, strand.number)
@@ -129,24 +135,23 @@ class SymbolicMemory:
         Raises ScheduleError if the block is of the input or does not exist, if the value could be
         of another length, or if a concurrent strand uses the block.
         """
-        self._check_place(strand, strand.rank, place, value)
         buffer, block = place
+        rank = strand.rank
+        if buffer == "in":
+            raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
+        if buffer == "out" and not 0 <= block < self.count:
+            raise self._beyond(strand, block)
+        if not self._equal:
+            self._check_length(strand, rank, place, value)
         if strand.siblings is not None:
             strand.touch(place, True)
         if self.races is not None:
             self.races.write_here(strand, buffer, block, same)
-        self.values[strand.rank][buffer][block] = value
-        self.written[strand.rank][place] = strand.number
+        self.values[rank][buffer][block] = value
+        self.written[rank][place] = strand.number
 
-    def _check_place(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
-        buffer, block = place
-        if buffer == "in":
-            raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
-        if buffer == "out" and not 0 <= block < self.count:
-            message = f"does not exist: out has blocks 0 … {self.count - 1}"
-            raise strand.error(message, block)
-        if not self._equal:
-            self._check_length(strand, owner, place, value)
+    def _beyond(self, strand: Strand, block: int) -> ScheduleError:
+        return strand.error(f"does not exist: out has blocks 0 … {self.count - 1}", block)
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
         """Combine `value`, received from `peer`, into the block `place`: (buffer, block).
@@ -165,15 +170,13 @@ class SymbolicMemory:
 
     def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
         buffer, block = place
-        if buffer not in BUFFERS:  # a place in a slot, long enough for any block
-            return
         origin, datum = self.terms.datum(value)
         if self._transposed:
             slot = self.contract.slot(owner, buffer, block, self.size, self.count)
             fits = slot == (origin, datum)
         else:
             fits = block == datum
-        if not fits:
+        if not fits and buffer in BUFFERS:  # a place in a slot is long enough for any block
             message = (
                 f"gets block {datum} of rank {origin}, which may differ in length; only with "
                 "equal_blocks=True may a block move to another's place"

@@ -11,9 +11,8 @@ from .memory import SymbolicMemory
 from .races import Races
 from .registry import Groups
 from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Recv, Reduce, Send, Step, block_tuple
-from .strand import Strand
+from .strand import Known, Strand
 
-Known = dict[int, int]
 Place = tuple[int, str, int]  # rank, buffer and block
 
 
@@ -282,16 +281,20 @@ class OneSided:
         """Let every strand depart whose awaited ranks have all arrived."""
         arrived = meeting.arrived
         if len(arrived) == len(group):
-            if len(meeting.waiting) == len(group):
+            whole = len(meeting.waiting) == len(group)
+            if whole:
                 self.races.meet(group)
             together = None
             for strand in meeting.waiting:
+                if not whole:
+                    self.races.await_ranks(strand.rank, group)
                 together = self._leave(strand, meeting, group, together)
                 self._depart(strand)
             meeting.waiting = []
         left, meeting.apart = meeting.apart, []
         for strand, awaits in left:
             if all(peer in arrived for peer in awaits):
+                self.races.await_ranks(strand.rank, awaits)
                 self._leave(strand, meeting, awaits)
                 self._depart(strand)
             else:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..errors import ScheduleError
 from .contract import Contract
 from .memories import Memory
-from .strand import Strand
+from .strand import Known, Strand
 
 Epoch = tuple[int, int, int]  # strand, its count of rounds, and the number of the round
 BEFORE = 1  # the count of rounds of a rank's caller, before the call
@@ -80,6 +80,7 @@ class Races:
         self._overwritten: dict[int, set[int]] = {}  # block: ranks whose "in" may be gone
         self.rank_of: list[int] = []
         self._met: set[tuple[int, ...]] = set()
+        self._awaited: set[tuple[int, int]] = set()  # a rank and one that it awaited
 
     def begin(self, strand: Strand) -> None:
         """Number a strand that starts; a strand of a ``parallel`` knows what its parent knows."""
@@ -92,7 +93,7 @@ class Races:
         else:
             strand.known = {**parent.known, parent.thread: parent.tick - 1}
 
-    def learn(self, strand: Strand, known: dict[int, int], thread: int, tick: int) -> None:
+    def learn(self, strand: Strand, known: Known, thread: int, tick: int) -> None:
         """Add what another strand knew, and its rounds up to `tick`, to what a strand knows."""
         merged = dict(strand.known)
         for other, count in (*known.items(), (thread, tick)):
@@ -102,7 +103,7 @@ class Races:
 
     def read_here(self, strand: Strand, buffer: str, block: int) -> None:
         """Record that a strand reads a block of its own rank."""
-        if buffer == "in":
+        if buffer == "in" and self._overwritten:
             self._check_input(strand, (strand.rank,), block)
         if buffer in self._read_here:
             self.read(strand, (strand.rank,), buffer, block)
@@ -123,7 +124,7 @@ class Races:
         elif not known.keys() >= set(owners):
             owner = next(o for o in owners if o not in known)
             raise self._too_early(strand, owner, buffer, block, "reads")
-        if buffer == "in":
+        if buffer == "in" and self._overwritten:
             self._check_input(strand, owners, block)
         epoch = (thread, strand.tick, strand.number)
         if len(owners) == 1:
@@ -193,6 +194,10 @@ class Races:
         """Record that all ranks of a group have awaited each other."""
         self._met.add(group)
 
+    def await_ranks(self, rank: int, others: Iterable[int]) -> None:
+        """Record that a rank has awaited others."""
+        self._awaited.update((rank, other) for other in others)
+
     def check_end(self, ends: list[Strand]) -> None:
         """Raise if a rank may still use a buffer when its owner returns; `ends` are the ranks."""
         shared = ends[0].known
@@ -231,14 +236,15 @@ class Races:
                 )
 
     def _check_turns(self, buffer: str, block: int, column: Column) -> None:
-        """Raise if a reader of scratch memory and its owner do not meet in every call."""
+        """Raise if the owner of scratch memory does not await its readers in every call."""
         for epoch, owners in column.accesses():
             rank = self.rank_of[epoch[0]]
             for owner in owners:
-                if owner != rank and not any(rank in g and owner in g for g in self._met):
+                met = (owner, rank) in self._awaited or owner == rank
+                if not met and not any(rank in g and owner in g for g in self._met):
                     raise ScheduleError(
                         f"race: reads {buffer!r} of rank {owner}, which may use it again in a "
-                        "later call: the two never meet",
+                        "later call: it never awaits this rank",
                         rank=rank,
                         round=epoch[2],
                         block=block,

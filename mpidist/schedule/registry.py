@@ -191,7 +191,7 @@ class Algorithm(Registered):
         The pieces are strands, at most `window` in flight, or those of the algorithm itself if it
         has the keyword `pieces`.  Other parameters are those of :meth:`schedule`.
         """
-        if "pieces" in self.uses:
+        if segments == 1 or "pieces" in self.uses:
             return self.schedule(rank, size, pieces=segments, **known)
         return segmented(lambda: self.schedule(rank, size, **known), size, segments, window)
 

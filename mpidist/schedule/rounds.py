@@ -124,7 +124,6 @@ class Meet:
 
 
 Step = Send | Recv | Reduce | Copy | Get | Put | Fold | Meet
-STEPS = (Send, Recv, Reduce, Copy, Get, Put, Fold, Meet)
 ONE_SIDED = (Get, Put, Fold, Meet)
 """The steps in the memory of other ranks, which send no message."""
 
@@ -236,14 +235,18 @@ def on(
             strands = tuple(on(group, s, blocks, buffers) for s in item.strands)
             yield Parallel(strands, item.window)
             continue
-        placed = tuple([_place(step, group, blocks) for step in steps_of(item)])
-        if buffers is not None:
-            renamed = [_rename(step, buffers) for step in placed]
-            placed = tuple([step for step in renamed if step is not None])
-        yield placed
+        placed = [_place(step, group, blocks) for step in steps_of(item)]
+        if buffers is None:
+            yield tuple(placed)
+        else:
+            renamed = (_rename(step, buffers) for step in placed)
+            yield tuple([step for step in renamed if step is not None])
 
 
 def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:
+    if isinstance(step, (Send, Recv, Reduce)):
+        blocks = step.blocks if to is None else _refine(step.blocks, to)
+        return type(step)(group[step.peer], blocks, step.buffer)
     if isinstance(step, Copy):
         if to is None:
             return step
@@ -257,8 +260,6 @@ def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None)
         awaits = None if step.awaits is None else tuple([group[r] for r in step.awaits])
         return Meet(tuple([group[r] for r in step.group]), awaits)
     blocks = step.blocks if to is None else _refine(step.blocks, to)
-    if isinstance(step, (Send, Recv, Reduce)):
-        return type(step)(group[step.peer], blocks, step.buffer)
     target = step.to if step.to is None or to is None else _refine(step.to, to)
     if isinstance(step, Fold):
         peers = tuple([group[r] for r in step.peers])

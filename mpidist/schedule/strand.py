@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ScheduleError
 from .rounds import Round, Step
 
 BlockPlace = tuple[str, int]  # buffer and block
+Known = Mapping[int, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -44,8 +45,8 @@ class Strand:
         Number of the strand among all strands, its count of rounds, and the counts of the others'
         rounds that are before its present one; only for schedules in shared memory, see
         :mod:`.races`.
-    heard : list
-        What the senders of the round's messages knew: pairs of their `known` and (thread, tick).
+    heard : tuple
+        For each of the round's messages: `known`, number and last round of the sending strand.
     waiting : dict
         Strands of this strand's ``parallel`` that have not begun, as at most `window` run at a
         time; each by the number of the strand whose end it waits for.
@@ -62,10 +63,10 @@ class Strand:
     steps: tuple[Step, ...] = ()
     received: dict[int, tuple[list[BlockPlace], list[int]]] = field(default_factory=dict)
     waiting: dict[int, Strand] = field(default_factory=dict)
-    thread: int = -1
-    tick: int = 0
-    known: dict[int, int] = field(default_factory=dict)
-    heard: list[tuple[dict[int, int], int, int]] = field(default_factory=list)
+    thread: int = field(init=False, repr=False)
+    tick: int = field(init=False, repr=False)
+    known: Known = field(init=False, repr=False)
+    heard: tuple[tuple[Known, int, int], ...] = ()
 
     def touch(self, place: BlockPlace, write: bool) -> None:
         """Record a read or write of a block, given as `place`: (buffer, block).

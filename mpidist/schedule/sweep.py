@@ -21,7 +21,6 @@ from .registry import algorithms as registered_algorithms
 
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
-_EVERY_ROOT = 33  # and that up to which every root is proved of algorithms in shared memory
 _PIECES = (1, 2, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
@@ -75,8 +74,9 @@ def groupings(size: int) -> list[Groups]:
 
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
     """Yield the proofs of an algorithm for one size as tasks of about equal length."""
+    # In shared memory only some roots of many ranks: there a proof takes p² accesses for each root.
     parts = [range(size) if algorithm.contract.rooted else range(1)]
-    if algorithm.contract.rooted and algorithm.memory is not None and size > _EVERY_ROOT:
+    if algorithm.contract.rooted and algorithm.memory is not None and size > _EVERY_PAIR:
         parts = [range(root, root + 1) for root in (0, size // 2, size - 1)]
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
@@ -243,7 +243,7 @@ class Row:
     refused : tuple of int
         Sizes that the algorithm declares as unsupported with every grouping.
     roots : int
-        Number of pairs of size and root; for algorithms in shared memory on more than 33 ranks only
+        Number of pairs of size and root; for algorithms in shared memory on more than 16 ranks only
         the first, middle and last root.
     proofs : int
         Number of proofs: sizes × roots × arities × groupings × pieces.  With more than 16 ranks,

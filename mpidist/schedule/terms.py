@@ -15,7 +15,6 @@ class Terms:
 
     def __init__(self, size: int, idempotent: bool = False):
         self.size, self.idempotent = size, idempotent
-        self._leaves: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
         self._unions: dict[tuple[int, int], int] = {}
         self._folds: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -25,12 +24,18 @@ class Terms:
         self._high: list[int] = []
         self._sorted: list[bool] = []
 
-    def leaf(self, rank: int, block: int) -> int:
-        """Return the number of the value that is `block` of the input of `rank`."""
-        key = (rank, block)
-        if key not in self._leaves:
-            self._leaves[key] = self._new(block, 1 << rank, rank, rank, True)
-        return self._leaves[key]
+    def leaves(self, rank: int, blocks: range) -> dict[int, int]:
+        """Return the number of each of these blocks of the input of `rank`, by block.
+
+        They are made all at once: one by one they took a third of the time of a proof.
+        """
+        start, count = len(self._mask), len(blocks)
+        self._block.extend(blocks)
+        self._mask.extend([1 << rank] * count)
+        self._low.extend([rank] * count)
+        self._high.extend([rank] * count)
+        self._sorted.extend([True] * count)
+        return dict(zip(blocks, range(start, start + count)))
 
     def combine(self, left: int, right: int) -> int:
         """Return the number of the value ``op(left, right)``.

@@ -99,7 +99,7 @@ def test_the_first_meeting_is_missing():
 
 
 def test_the_meeting_before_a_result_is_missing():
-    text = "reads 'out' of rank [01] where nothing was written|race: reads rank 0's 'out'"
+    text = "reads 'out' of rank [01], which is not written yet|race: reads rank 0's 'out'"
     fails(without(2), text, memory="published")
 
 
@@ -161,7 +161,7 @@ def test_a_message_is_an_order():
             yield Get(0)
         yield Meet(range(size))
 
-    fails(too_early, "block 0: race: |where nothing was written", 2, "broadcast", "published", 1)
+    fails(too_early, "block 0: race: |which is not written yet", 2, "broadcast", "published", 1)
 
 
 def test_an_input_is_gone_once_the_result_is_written():
@@ -198,7 +198,7 @@ def test_a_slot_is_used_again_in_a_later_call():
             yield Meet((1, 2))
             yield Get(0, source="slot0")
 
-    text = "reads 'slot0' of rank 0, which may use it again in a later call: the two never meet"
+    text = "reads 'slot0' of rank 0, which may use it again in a later call: it never awaits"
     fails(apart, text, 3, "broadcast", "slots", 1)
 
 

@@ -2,7 +2,8 @@
 
 Each block that is copied or combined is one action, and any rank can have the next turn, so a race
 shows as a wrong value sooner or later.  A rank's caller fills its buffers when the rank has its
-first turn, and when it has returned it overwrites them with `GARBAGE`.
+first turn, and when it has returned it overwrites them with `GARBAGE`.  The two sets of slots take
+turns in several calls.
 """
 
 from collections import defaultdict, deque
@@ -44,28 +45,29 @@ class WrongValue(MpidistError):
 class Interleaving:
     """One run of a schedule, with the ranks' turns drawn from `random`.
 
-    `inputs` has the data by (rank, block); ``combine(a, b)`` is the operation.  With `in_place` the
-    buffers "in" and "out" are one, unless the collective's input is apart (alltoall).
+    `calls` has the data by (rank, block) of each call; ``combine(a, b)`` is the operation.  With
+    `in_place` the buffers "in" and "out" are one, unless the input is apart (alltoall).
     """
 
     def __init__(
-        self, contract: Contract, root: int, count: int, inputs, combine, random: Random, in_place
+        self, contract: Contract, root: int, count: int, calls, combine, random: Random, in_place
     ):
-        self.contract, self.root, self.count, self.inputs = contract, root, count, inputs
+        self.contract, self.root, self.count, self.calls = contract, root, count, calls
         self.combine_values, self.random = combine, random
         self.in_place = in_place and contract.input_buffer != "in"
         self.memory: dict[tuple[int, str], dict[int, Any]] = defaultdict(dict)
         self.sent: dict[tuple, deque] = defaultdict(deque)
         self.arrived: dict[tuple, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self.results: list[dict[int, Any]] = []
+        self.results: list[list[dict[int, Any]]] = []
 
-    def run(self, parts: list) -> list[dict[int, Any]]:
-        """Run all ranks, and return the buffer "out" of each at its return."""
+    def run(self, parts: list) -> list[list[dict[int, Any]]]:
+        """Run all ranks, and return the buffer "out" of each at its returns."""
         self.size = len(parts)
+        self.call = [0] * self.size
         if self.in_place:
             for rank in range(self.size):
                 self.memory[rank, "in"] = self.memory[rank, "out"]
-        self.results = [{} for _ in parts]
+        self.results = [[] for _ in parts]
         active = [self._rank(rank, part) for rank, part in enumerate(parts)]
         self.random.shuffle(active)
         while active:
@@ -86,27 +88,44 @@ class Interleaving:
     def check(self, parts: list) -> None:
         """Run all ranks, and raise unless each has what the contract promises."""
         contract, root, n = self.contract, self.root, self.count
-        for rank, found in enumerate(self.run(parts)):
-            for block in contract.output_blocks(rank, self.size, root, n):
+        for rank, results in enumerate(self.run(parts)):
+            for inputs, found, block in (
+                (inputs, found, block)
+                for inputs, found in zip(self.calls, results, strict=True)
+                for block in contract.output_blocks(rank, self.size, root, n)
+            ):
                 if contract.reduces:
-                    wanted = self.inputs[0, block]
+                    wanted = inputs[0, block]
                     for other in range(1, self.size):
-                        wanted = self.combine_values(wanted, self.inputs[other, block])
+                        wanted = self.combine_values(wanted, inputs[other, block])
                 else:
-                    wanted = self.inputs[contract.origin(rank, block, self.size, root, n)]
+                    wanted = inputs[contract.origin(rank, block, self.size, root, n)]
                 if found.get(block, GARBAGE) != wanted:
                     raise WrongValue(f"rank {rank} ends with {found.get(block)} in block {block}")
 
     # Each of these yields True after an action, and False if it must wait.
 
     def _rank(self, rank: int, part) -> Iterator[bool]:
+        for number, inputs in enumerate(self.calls):
+            self.call[rank] = number
+            yield from self._called(rank, part, inputs)
+
+    def _held(self, rank: int, owner: int, buffer: str) -> dict[int, Any]:
+        """The buffer of `owner` that `rank` means in its present call."""
+        turn = f".{self.call[rank] % 2}" if buffer.startswith("slot") else ""
+        return self.memory[owner, buffer + turn]
+
+    def _called(self, rank: int, part, inputs) -> Iterator[bool]:
         contract = self.contract
         mine = contract.input_blocks(rank, self.size, self.root, self.count)
+        for buffer in ("in", "out", "tmp"):  # the caller may have written anything before
+            held = self.memory[rank, buffer]
+            held.update(dict.fromkeys(held, GARBAGE))
         for buffer in {"in", contract.input_buffer}:
-            self.memory[rank, buffer].update({b: self.inputs[rank, b] for b in mine})
+            self.memory[rank, buffer].update({b: inputs[rank, b] for b in mine})
         yield True
         yield from self._strand(rank, part, ())
-        self.results[rank] = dict(self.memory[rank, "out"])
+        self.results[rank].append(dict(self.memory[rank, "out"]))
         for buffer in ("in", "out", "tmp"):
             held = self.memory[rank, buffer]
             held.update(dict.fromkeys(held, GARBAGE))
@@ -147,7 +166,6 @@ class Interleaving:
 
     def _moves(self, rank: int, step) -> Iterator[tuple[dict, int, list]]:
         """Yield (buffer, block, sources) of each block that a step writes."""
-        memory = self.memory
         if isinstance(step, Copy):
             here, there = step.source_blocks, step.target_blocks
         else:
@@ -157,23 +175,25 @@ class Interleaving:
                 sources = [(peer, step.source, a) for peer in step.peers]
                 if step.own is not None and rank in step.peers:
                     sources[step.peers.index(rank)] = (rank, step.own, b)
-                yield memory[rank, step.target], b, sources
+                sources = [(self._held(rank, q, buffer), q, block) for q, buffer, block in sources]
+                yield self._held(rank, rank, step.target), b, sources
             else:
                 source = step.peer if isinstance(step, Get) else rank
                 target = step.peer if isinstance(step, Put) else rank
-                yield memory[target, step.target], b, [(source, step.source, a)]
+                held = self._held(rank, source, step.source)
+                yield self._held(rank, target, step.target), b, [(held, source, a)]
 
     def _combined(self, sources: list) -> Any:
         first, *others = sources
         value = self._value(first)
         for other in others:
             more = self._value(other)
-            value = self._both(more, value) if other[0] < first[0] else self._both(value, more)
+            value = self._both(more, value) if other[1] < first[1] else self._both(value, more)
         return value
 
-    def _value(self, place: tuple[int, str, int]) -> Any:
-        rank, buffer, block = place
-        return self.memory[rank, buffer].get(block, GARBAGE)
+    def _value(self, place: tuple[dict, int, int]) -> Any:
+        held, _, block = place
+        return held.get(block, GARBAGE)
 
     def _both(self, left: Any, right: Any) -> Any:
         if left is GARBAGE or right is GARBAGE:
@@ -184,7 +204,9 @@ class Interleaving:
         memory = self.memory
         for step in steps:
             if isinstance(step, Send):
-                values = [self._value((rank, step.buffer, b)) for b in block_tuple(step.blocks)]
+                values = [
+                    memory[rank, step.buffer].get(b, GARBAGE) for b in block_tuple(step.blocks)
+                ]
                 self.sent[rank, step.peer, path].append(values)
         for step in steps:
             if isinstance(step, Copy):
@@ -197,7 +219,7 @@ class Interleaving:
                 held = memory[rank, step.buffer]
                 for block, value in zip(block_tuple(step.blocks), queue.popleft(), strict=True):
                     if isinstance(step, Reduce):
-                        own = self._value((rank, step.buffer, block))
+                        own = held.get(block, GARBAGE)
                         low, high = (value, own) if step.peer < rank else (own, value)
                         value = self._both(low, high)
                     held[block] = value

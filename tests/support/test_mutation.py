@@ -4,7 +4,7 @@ import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import ScheduleError
-from mpidist.schedule import COLLECTIVES, Copy, Recv, Send, algorithms, prove
+from mpidist.schedule import COLLECTIVES, Copy, Recv, Send, algorithms, find, prove
 from tests import mutation
 from tests.mutation import Trial
 
@@ -15,6 +15,18 @@ def test_prover_and_run_agree_on_mutants(algorithm):
     assert tally.disagreements == []
     assert tally.mutants == tally.rejected + tally.accepted == 300
     assert tally.rejected > 200
+
+
+SHARED = [a for a in algorithms(one_sided=True) if a.memory is not None]
+SHARED += [find("allreduce", name).algorithm for name in mutation.MIXED]
+
+
+@pytest.mark.parametrize("algorithm", SHARED, ids=lambda a: a.label.replace(" ", "-"))
+def test_prover_and_runs_agree_on_mutants_in_shared_memory(algorithm):
+    tally = mutation.judge_shared(algorithm, 50)
+    assert tally.disagreements == [] and tally.unseen == []
+    assert tally.mutants == tally.rejected + tally.accepted == 50
+    assert tally.rejected > 25
 
 
 def alltoall_through_tmp(rank, size):
