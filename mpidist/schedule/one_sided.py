@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ScheduleError
 from .memories import Memory
 from .memory import SymbolicMemory
 from .races import Races
@@ -67,6 +68,7 @@ class OneSided:
         size = symbolic.size
         self.races = symbolic.races = Races(symbolic.contract, memory, size)
         self.node = {rank: n for n, group in enumerate(groups) for rank in group}
+        self._near = {rank: frozenset(group) - {rank} for group in groups for rank in group}
         self.meetings = [0] * size
         self.read, self.stored = [0] * size, [0] * size  # blocks of others, by the rank that does
         self._meetings: dict[MeetingKey, list[Meeting]] = {}
@@ -130,15 +132,15 @@ class OneSided:
             here, there = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
         else:
             here, there = self._blocks(step.blocks, step.to)
-            self._check_peer(strand, step.peer, step)
+            if step.peer not in self._near[rank]:
+                raise self._not_near(strand, step.peer, step)
             if isinstance(step, Get):
                 source = step.peer
             else:
                 target = step.peer
                 self._check_reach(strand, step.target, step.peer, "write", self.memory.writes)
         self._check_lengths(strand, here, there)
-        self.symbolic.places(strand, step.source, ())
-        self.symbolic.places(strand, step.target, ())
+        self._check_buffers(strand, (step.source, step.target))
         if source != rank:
             self._check_reach(strand, step.source, source, "read", self.memory.reads)
         own = isinstance(step, Copy) and step.source == "in" and step.target == "out"
@@ -165,12 +167,11 @@ class OneSided:
         if not peers or len(set(peers)) < len(peers):
             raise strand.error(f"folds the ranks {peers}: expected each once, and at least one")
         others = tuple([peer for peer in peers if peer != rank])
-        for peer in others:
-            self._check_peer(strand, peer, step)
+        if not self._near[rank].issuperset(others):
+            raise self._not_near(strand, min(set(others) - self._near[rank], key=str), step)
         if others:
             self._check_reach(strand, step.source, others[0], "read", self.memory.reads)
-        for buffer in (step.source, step.target, step.own or step.source):
-            memory.places(strand, buffer, ())
+        self._check_buffers(strand, (step.source, step.target, step.own or step.source))
         here, there = self._blocks(step.blocks, step.to)
         self._check_lengths(strand, here, there)
         at = peers.index(rank) if len(others) < len(peers) else -1
@@ -201,14 +202,19 @@ class OneSided:
         if len(here) != len(there):
             raise strand.error(f"copies {len(here)} blocks to {len(there)}: expected equally many")
 
-    def _check_peer(self, strand: Strand, peer: Any, step: Step) -> None:
+    def _check_buffers(self, strand: Strand, buffers: tuple[str, ...]) -> None:
+        for buffer in buffers:
+            if buffer not in self.symbolic.buffers:
+                self.symbolic.places(strand, buffer, ())  # raises
+
+    def _not_near(self, strand: Strand, peer: Any, step: Step) -> ScheduleError:
+        """Return the error for a peer that is not another rank of this node."""
         size = self.symbolic.size
         if not (isinstance(peer, int) and 0 <= peer < size):
-            raise strand.error(f"peer {peer!r} is not a rank of {size}: expected 0 … {size - 1}")
+            return strand.error(f"peer {peer!r} is not a rank of {size}: expected 0 … {size - 1}")
         if peer == strand.rank:
-            raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
-        if self.node[peer] != self.node[strand.rank]:
-            raise strand.error(f"reaches the memory of rank {peer}, which is on another node")
+            return strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
+        return strand.error(f"reaches the memory of rank {peer}, which is on another node")
 
     def _check_reach(
         self, strand: Strand, buffer: str, peer: int, does: str, allowed: frozenset[str]

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
+from mpidist import run_simulated
 from mpidist.backends.null import NullBackend
 from mpidist.calls.call import Call
 from mpidist.engine.binding import CallBinder
 from mpidist.engine.storage import HostMemory
+from mpidist.errors import ScheduleError, Unsupported
 from mpidist.operations import OPS
-from mpidist.schedule import COLLECTIVES, algorithms, find, prove
+from mpidist.schedule import COLLECTIVES, Meet, algorithms, find, prove
+from mpidist.schedule import algorithm as registered
+from mpidist.schedule.registry import unregister
 from mpidist.selection.segmentation import Segmentation
 
 N = 1 << 12  # elements of the whole buffer
@@ -96,3 +100,23 @@ def test_the_input_is_read_and_not_trampled():
                 assert (x == np.arange(1000.0) + comm.rank).all()
 
     run_simulated(4, work)
+
+
+def test_messages_do_not_reach_other_ranks_memory():
+    def work(comm):
+        for name in ("in_place", "hierarchical/published/ring"):
+            with pytest.raises(
+                Unsupported, match=f"{name}.*: it needs .* memory, in which no exec"
+            ):
+                comm.allreduce(np.ones(3), algorithm=name)
+        with pytest.raises(ScheduleError, match="Meet needs the memory of other ranks, which mess"):
+            comm.barrier(algorithm="undeclared")
+
+    @registered("barrier", "undeclared")
+    def undeclared(rank, size):
+        yield Meet(range(size))
+
+    try:
+        run_simulated(2, work)
+    finally:
+        unregister("barrier", "undeclared")
