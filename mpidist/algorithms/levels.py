@@ -1,6 +1,7 @@
 """Hierarchical algorithms composed of other algorithms, inside the nodes and between them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import lcm
 from typing import Any
 
@@ -21,7 +22,7 @@ def play(
     root: int = -1,
     later: bool = False,
 ) -> Iterator[Round]:
-    """Yield the rounds of an algorithm run on a subset of the ranks and of the blocks.
+    """Return the rounds of an algorithm run on a subset of the ranks and of the blocks.
 
     Parameters
     ----------
@@ -52,9 +53,10 @@ def play(
 
     at = ranks.index(root) if root in ranks else 0
     part = algorithm.schedule(ranks.index(rank), size, root=at, arity=choice.arity or 2)
-    if later and algorithm.memory is not None and algorithm.memory.scratch:
-        yield Meet(tuple(ranks))
-    yield from on(ranks, part, blocks, {"in": "out"} if later else None)
+    if not later or algorithm.memory is None:  # by messages the input is in "out" in any case
+        return on(ranks, part, blocks)
+    first = [Meet(tuple(ranks))] if algorithm.memory.scratch else []
+    return chain(first, on(ranks, part, blocks, {"in": "out"}))
 
 
 def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:

@@ -129,8 +129,12 @@ def prepare(
             )
         known = _unregistered(collective, schedule, blocks, equal_blocks, memory)
     count = blocks if blocks is not None else known.block_count(size, groups=groups)
-    settings = {"root": root, "arity": arity, "groups": groups}
-    parts = [known.segmented(rank, size, segments, window, **settings) for rank in range(size)]
+    parts = [
+        known.schedule(rank, size, root, arity, groups)
+        if segments == 1
+        else known.segmented(rank, size, segments, window, root=root, arity=arity, groups=groups)
+        for rank in range(size)
+    ]
     return known, machine(
         COLLECTIVES[collective],
         parts,

@@ -124,9 +124,7 @@ class Algorithm(Registered):
         """Return why the algorithm cannot serve this size and these groups, or None if it can."""
         if self.memory is not None and "groups" not in self.uses and groups and len(groups) > 1:
             return f"{len(groups)} nodes: expected one node, whose ranks share memory"
-        if self.requires is None:
-            return None
-        return self._ask(self.requires, size, groups)
+        return None if self.requires is None else self._ask(self.requires, size, groups)
 
     def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
         """Return the number of blocks that the data are cut into, for a number of ranks."""
@@ -172,11 +170,12 @@ class Algorithm(Registered):
         values: dict[str, Any] = {
             "root": root,
             "arity": arity,
-            "groups": _groups(groups, size),
             "local": self.local,
             "across": self.across,
             "pieces": pieces,
         }
+        if "groups" in self.uses:
+            values["groups"] = _groups(groups, size)
         if "blocks" in self.uses:
             values["blocks"] = self.block_count(size, groups)
         made = self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})

@@ -234,13 +234,13 @@ def on(
         if isinstance(item, Parallel):
             strands = tuple(on(group, s, blocks, buffers) for s in item.strands)
             yield Parallel(strands, item.window)
-            continue
-        placed = [_place(step, group, blocks) for step in steps_of(item)]
-        if buffers is None:
-            yield tuple(placed)
+        elif buffers is not None:
+            placed = (_rename(_place(s, group, blocks), buffers) for s in steps_of(item))
+            yield tuple([step for step in placed if step is not None])
+        elif isinstance(item, tuple):
+            yield tuple([_place(step, group, blocks) for step in item])
         else:
-            renamed = (_rename(step, buffers) for step in placed)
-            yield tuple([step for step in renamed if step is not None])
+            yield _place(item, group, blocks)
 
 
 def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:

@@ -21,7 +21,7 @@ from .registry import algorithms as registered_algorithms
 
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
-_PIECES = (1, 2, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
+_PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
 @dataclass(frozen=True)
