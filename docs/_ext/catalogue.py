@@ -36,10 +36,14 @@ NODES: dict[bool, tuple] = {
 }
 
 
-def shipped(collective: str) -> list[Algorithm]:
-    """List the algorithms of a collective that come with the package."""
-    found = [a for a in algorithms(collective) if home(a).startswith("mpidist.algorithms.")]
-    return sorted(found, key=lambda a: a.name)
+def shipped(collective: str, one_sided: bool = False) -> list[Algorithm]:
+    """List the algorithms of a collective that come with the package.
+
+    Those in shared memory, which are proved but not called, are among them with `one_sided`.
+    """
+    every = algorithms(collective, one_sided=one_sided)
+    found = [a for a in every if home(a).startswith("mpidist.algorithms.")]
+    return sorted(found, key=lambda a: (a.memory is not None, a.name))
 
 
 def home(algorithm: Algorithm) -> str:
@@ -77,7 +81,7 @@ def with_table(readme: str) -> str:
 def collective_page(collective: str) -> str:
     """Return the page of one collective: a table, and a section for each algorithm."""
     lines = [collective, "=" * len(collective), "", *table(collective), ""]
-    for algorithm in shipped(collective):
+    for algorithm in shipped(collective, one_sided=True):
         lines += section(algorithm)
     return "\n".join(lines) + "\n"
 
@@ -86,7 +90,7 @@ def table(collective: str) -> Iterator[str]:
     """Return the overview of one collective as a list table."""
     yield from (".. list-table::", "   :header-rows: 1", "   :widths: 18 24 28 8 22", "")
     yield from row("name", "rounds", "bytes per rank", "ordered", "requires")
-    for algorithm in shipped(collective):
+    for algorithm in shipped(collective, one_sided=True):
         known = describe(algorithm)
         yield from row(
             f":ref:`{name_of(algorithm)} <{label(algorithm)}>`",
@@ -106,6 +110,7 @@ def requirements(algorithm: Algorithm) -> str:
     """Say what the algorithm declares that it needs."""
     needs = [describe(algorithm)["requires"]] if algorithm.requires is not None else []
     needs += ["equal counts"] if algorithm.equal_blocks else []
+    needs += [f"{algorithm.memory.name} memory"] if algorithm.memory is not None else []
     return "; ".join(need for need in needs if need)
 
 
@@ -144,14 +149,22 @@ def proved(algorithm: Algorithm, size: int, groups: tuple | None) -> Iterator[st
     """Return the counts of a proof, and the picture, on `size` ranks."""
     proof = prove(algorithm.collective, algorithm, size, groups=groups)
     nodes = " on nodes of " + " and ".join(str(len(g)) for g in groups) if groups else ""
+    moved = (
+        f"{count(proof.depth, 'message')} one after the other, "
+        f"{count(proof.messages, 'message')} with {count(proof.blocks_moved, 'block')} in all"
+    )
+    if algorithm.memory is not None:
+        moved = (
+            f"{count(proof.meetings, 'meeting')}, {count(proof.blocks_read, 'block')} read and "
+            f"{count(proof.blocks_stored, 'block')} stored in other ranks' memory in all"
+        )
     yield (
         f"Proved on {size} ranks{nodes}: at most {count(proof.rounds, 'round')} on a rank, "
-        f"{count(proof.depth, 'message')} one after the other, "
-        f"{count(proof.messages, 'message')} with {count(proof.blocks_moved, 'block')} in all, "
-        f"{count(proof.reductions, 'combination')}."
+        f"{moved}, {count(proof.reductions, 'combination')}."
     )
     yield from ("", f".. image:: {label(algorithm)}.svg")
-    yield from (f"   :alt: {algorithm.label} on {size} ranks{nodes}: each message as an arrow", "")
+    arrows = "message" if algorithm.memory is None else "access"
+    yield from (f"   :alt: {algorithm.label} on {size} ranks{nodes}: each {arrows} as an arrow", "")
 
 
 def count(number: int, word: str) -> str:
@@ -217,7 +230,7 @@ def generate(folder: Path) -> None:
     pages["symmetric.inc"] = shared_table()
     pages["staged.inc"] = ranges_table("staged")
     pages["single_copy.inc"] = ranges_table("single_copy")
-    for algorithm in (a for name in COLLECTIVES for a in shipped(name)):
+    for algorithm in (a for name in COLLECTIVES for a in shipped(name, one_sided=True)):
         pages[f"{label(algorithm)}.svg"] = picture(algorithm)
     pages["pipeline_schedules.inc"] = pipeline_sections()
     pages["pipeline-trace.svg"] = comparison(read(TRACE)).svg()

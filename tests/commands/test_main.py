@@ -102,7 +102,7 @@ def test_list():
 
 
 def test_list_explains_its_names():
-    legend = " ".join(call("list").splitlines()[-8:])
+    legend = " ".join(call("list").splitlines()[-10:])
     for word in ("tree:K", "hierarchical/LOCAL/ACROSS", "m nodes"):
         assert word in legend
     for word in ("native", "symmetric", "staged", "single_copy"):
