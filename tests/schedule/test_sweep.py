@@ -4,7 +4,7 @@ import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import InvalidArgument, UnknownName
-from mpidist.schedule import Recv, Send, algorithm, algorithms
+from mpidist.schedule import Get, Meet, Recv, Send, algorithm, algorithms
 from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
 
@@ -106,3 +106,26 @@ def test_bad_arguments():
         sweep(3, algorithms=["rin"])
     with pytest.raises(UnknownName, match="did you mean 'allreduce'"):
         sweep(3, ["alreduce"])
+
+
+def test_shared_memory_is_swept_in_pieces_and_by_some_roots():
+    (row,) = sweep([3, 17], ["broadcast"], ["slots"], jobs=1)
+    assert row.proved and row.messages == 0
+    assert (row.roots, row.proofs) == (3 + 3, 3 * 2 + 3)  # 1 and 3 pieces of few ranks
+    (row,) = sweep([4], ["allreduce"], ["hierarchical/in_place/ring"])
+    assert row.proved and row.proofs == 4 and row.messages > 0
+
+
+def test_a_race_is_a_counterexample():
+    @algorithm("broadcast", "racy", memory="published")
+    def racy(rank, size, *, root, pieces):
+        yield Meet(range(size))
+        if rank != root:
+            yield Get(root, blocks=range(pieces), source="in")
+
+    try:
+        (row,) = sweep([2], ["broadcast"], ["racy"])
+    finally:
+        unregister("broadcast", "racy")
+    assert row.counterexample is not None and not row.proved
+    assert row.counterexample.startswith("2 ranks, root 0: rank 1, round 2, block 0: race: reads")
