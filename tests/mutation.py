@@ -27,7 +27,7 @@ import numpy as np
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.backends.simulated import SimulatedBackend
 from mpidist.engine.binding import Binder
-from mpidist.engine.run import Run
+from mpidist.engine.run import Run, polled
 from mpidist.engine.storage import HostMemory, Storage
 from mpidist.errors import DeadlockError, MpidistError, ScheduleError
 from mpidist.operations import Op
@@ -335,7 +335,8 @@ class Trial:
         before = [data.copy() for data in x]
         # What is never written must not look right.
         out = [np.full(w.size, -1, np.int64) for w in self.wanted]
-        runs = [Run(self._bind(b, parts[b.rank], x[b.rank], out[b.rank])) for b in backends]
+        programs = [self._bind(b, parts[b.rank], x[b.rank], out[b.rank]) for b in backends]
+        runs = [Run(polled(program), program) for program in programs]
         self._turn(runs, backends)
         if left := backends[0].unreceived():
             raise WrongResult(f"messages that nobody received: {left}")

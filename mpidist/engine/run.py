@@ -88,8 +88,7 @@ class Engine:
 
     def start(self, program: Program) -> Run:
         """Begin to run a program in the background; return its Run, which the waits poll."""
-        steps = _program(program) if program.finish else _strand(program.items)
-        run = Run(steps, program)
+        run = Run(polled(program), program)
         # Finished operations are dropped here too: a caller that never waits never polls them.
         self.active = [other for other in self.active if not other.done]
         self.attend(run)
@@ -255,6 +254,11 @@ class Run:
 
 def _ended(steps: Iterator[None]) -> bool:
     return next(steps, True) is True
+
+
+def polled(program: Program) -> Iterator[None]:
+    """Return the steps of a program for its :class:`Run`."""
+    return _program(program) if program.finish else _strand(program.items)
 
 
 def _program(program: Program) -> Iterator[None]:
