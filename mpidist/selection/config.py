@@ -392,6 +392,7 @@ VARIABLES = (
     *(ENVIRONMENT_PREFIX + name for name in ("TRACE", "FULL_TRACEBACK")),
     *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES")),
     *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_SECRET", "RUN_NOTES")),
+    ENVIRONMENT_PREFIX + "TORCH_VARIABLES",
 )
 """All environment variables that are read."""
 _OF_TESTS = tuple(ENVIRONMENT_PREFIX + name for name in ("TEST_", "STRESS_", "MPICH_PYTHON"))

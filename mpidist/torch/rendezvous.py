@@ -25,6 +25,9 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# NAME=value of what this module has set.  The processes of a job started from here inherit it all:
+# the rank and address of another process are not the user's wish there.
+OURS = "MPIDIST_TORCH_VARIABLES"
 
 _root: Communicator | None = None
 _store: MpiStore | None = None
@@ -35,15 +38,31 @@ _address: tuple[str, str] | None = None  # MASTER_ADDR and MASTER_PORT, where th
 def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set RANK, WORLD_SIZE and LOCAL_RANK, as torchrun does, from an MPI launcher's variables.
 
-    Nothing is set if one of them is set already, or no launcher of MPI has started this process.
+    Nothing is set if the user has set one of them, or no launcher of MPI has started this process.
     """
-    if any(name in environ for name in TORCHRUN):
+    ours = _ours(environ)
+    if any(name in environ and name not in ours for name in TORCHRUN):
         return
     for names in LAUNCHERS:
         if all(name in environ for name in names):
-            for name, theirs in zip(TORCHRUN, names):
-                environ[name] = environ[theirs]
+            values = {name: environ[theirs] for name, theirs in zip(TORCHRUN, names)}
+            if any(ours.get(name, value) != value for name, value in values.items()):
+                for name in (*ours, OURS):  # of the process that started this job
+                    del environ[name]
+            _set(values, environ)
             return
+
+
+def _ours(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Return the variables that this module has set, here or in a process before this one."""
+    set_here = dict(pair.split("=", 1) for pair in environ.get(OURS, "").split())
+    return {name: value for name, value in set_here.items() if environ.get(name) == value}
+
+
+def _set(values: dict[str, str], environ: MutableMapping[str, str]) -> None:
+    """Set variables, and note that they are this module's."""
+    environ.update(values)
+    environ[OURS] = " ".join(f"{n}={value}" for n, value in {**_ours(environ), **values}.items())
 
 
 def root(timeout: float | None = None) -> Communicator:
@@ -114,15 +133,15 @@ def _tell_address(comm: Communicator) -> None:
             host, port = comm.broadcast_object((socket.gethostname(), free.getsockname()[1]))
         _address = (host, str(port))
     values = {
-        "RANK": comm.rank,
-        "WORLD_SIZE": comm.size,
-        "LOCAL_RANK": comm.topology.local_rank,
-        "LOCAL_WORLD_SIZE": comm.topology.local_size,
+        "RANK": str(comm.rank),
+        "WORLD_SIZE": str(comm.size),
+        "LOCAL_RANK": str(comm.topology.local_rank),
+        "LOCAL_WORLD_SIZE": str(comm.topology.local_size),
     }
-    for name, value in values.items():
-        os.environ.setdefault(name, str(value))
+    missing = {name: value for name, value in values.items() if name not in os.environ}
     if "MASTER_ADDR" not in os.environ:
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = _address
+        missing["MASTER_ADDR"], missing["MASTER_PORT"] = _address
+    _set(missing, os.environ)
 
 
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:

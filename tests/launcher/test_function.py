@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,8 +14,9 @@ import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgument, LaunchError
-from tests.support.jobs import each_mpi
+from tests.support.jobs import ROOT, each_mpi
 from tests.support.processes import environment, run
+from tests.support.training_kits import NEEDS_TORCH
 
 LIMIT = 200  # seconds; each takes a few
 SIGNS = "BAD TERMINATION", "prterun", "mpiexec", "MPI_ABORT", "Abort("
@@ -191,3 +193,30 @@ def test_what_cannot_be_pickled():
     named = r"rank 0: the result of fn, of type _thread.lock cannot be pickled: TypeError: "
     with pytest.raises(InvalidArgument, match=named):
         mpidist.run(lock, 1)
+
+
+def in_a_group(comm):
+    import torch
+    import torch.distributed as dist
+
+    import mpidist.torch  # noqa: F401
+
+    total = torch.ones(1)
+    if comm is not None:
+        dist.init_process_group("mpidist")
+        dist.all_reduce(total)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return int(total), [int(os.environ[name]) for name in names]
+
+
+def test_variables_of_a_group_of_this_process():
+    """Ranks that inherit RANK, WORLD_SIZE and MASTER_PORT of it find each other by MPI."""
+    pytest.importorskip("torch", reason=NEEDS_TORCH)
+    code = (
+        "import mpidist, torch.distributed as dist; dist.init_process_group('mpidist')\n"
+        "from tests.launcher.test_function import LIMIT, in_a_group\n"
+        "print(in_a_group(None), mpidist.run(in_a_group, 2, timeout=LIMIT))"
+    )
+    done = run([sys.executable, "-c", code], LIMIT, environment(PYTHONPATH=str(ROOT)))
+    assert done.status == 0, done.output
+    assert "(1, [0, 1, 0, 1]) [(2, [0, 2, 0, 2]), (2, [1, 2, 1, 2])]" in done.output
