@@ -163,7 +163,7 @@ class OneSided:
         reads: dict[Place, int] | None,
         writes: list[tuple[int, Place, int, bool]],
     ) -> None:
-        peers, rank, memory = tuple(step.peers), strand.rank, self.symbolic
+        peers, rank, memory = self._ranks(strand, step, step.peers), strand.rank, self.symbolic
         if not peers or len(set(peers)) < len(peers):
             raise strand.error(f"folds the ranks {peers}: expected each once, and at least one")
         others = tuple([peer for peer in peers if peer != rank])
@@ -201,6 +201,13 @@ class OneSided:
     def _check_lengths(self, strand: Strand, here: Sequence[int], there: Sequence[int]) -> None:
         if len(here) != len(there):
             raise strand.error(f"copies {len(here)} blocks to {len(there)}: expected equally many")
+
+    def _ranks(self, strand: Strand, step: Step, ranks: Any) -> tuple[int, ...]:
+        try:
+            return tuple(ranks)
+        except TypeError:
+            message = f"{step!r} has {ranks!r}: expected a range or tuple of ranks"
+            raise strand.error(message) from None
 
     def _check_buffers(self, strand: Strand, buffers: tuple[str, ...]) -> None:
         for buffer in buffers:
@@ -255,8 +262,8 @@ class OneSided:
 
     def meet(self, strand: Strand, step: Meet) -> None:
         """Let a strand arrive at a meeting; it departs when those that it awaits have arrived."""
-        group, rank = tuple(step.group), strand.rank
-        awaits = None if step.awaits is None else tuple(step.awaits)
+        group, rank = self._ranks(strand, step, step.group), strand.rank
+        awaits = None if step.awaits is None else self._ranks(strand, step, step.awaits)
         key = (strand.path, group)
         counts = self._counts.get(key)
         if counts is None:

@@ -218,6 +218,7 @@ def test_a_slot_is_used_again_in_a_later_call():
         ("mapped", Get(1, 0, to=(0, 1)), "copies 1 blocks to 2: expected equally many"),
         ("mapped", Fold((1, 1)), r"folds the ranks \(1, 1\): expected each once"),
         ("mapped", Fold(()), r"folds the ranks \(\): expected each once, and at least one"),
+        ("mapped", Fold(2), r"Fold\(peers=2, .* has 2: expected a range or tuple of ranks"),
     ],
 )
 def test_beyond_what_a_memory_offers(memory, step, text):
@@ -253,6 +254,8 @@ def test_another_node():
         ((Meet((0, 1)), Get(1)), "has a Meet beside other steps; it is a round of its own"),
         ((Send(1), Get(1)), "has messages beside Get, Put or Fold"),
         ((Put(1, 0), Copy(0, 0, "in", "out")), "is read and written in one round in 'out'"),
+        (Meet(2), r"Meet\(group=2, awaits=None\) has 2: expected a range or tuple of ranks"),
+        (Meet((0, 1), awaits=1), "has 1: expected a range or tuple of ranks"),
         (Meet((0, 2)), r"meets the ranks \(0, 2\): expected different ones of 0 … 1"),
         (Meet((0, 0)), r"meets the ranks \(0, 0\): expected different ones"),
         (Meet((1,)), "is not a meeting of this rank"),
