@@ -140,6 +140,8 @@ def init(
         check_thread_level(mpi, thread_level or "multiple")
         check_launch(mpi.COMM_WORLD.Get_size(), os.environ)
         set_up_log(rank)
+        if config is not None and not isinstance(config, CollectiveConfig):
+            raise ConfigError(f"config={config!r}: expected a CollectiveConfig")
         chosen = CollectiveConfig.from_environment(os.environ, config)
         if timeout is not UNSET:
             chosen = chosen.replace(timeout=timeout)

@@ -142,7 +142,7 @@ def test_an_argument_of_init_that_is_wrong_on_one_rank(python, tmp_path):
         for text in (
             "rank 1: thread_level='some': ",
             "rank 1: timeout=-1",
-            "rank 1: ",
+            "rank 1: config=3: expected a CollectiveConfig>",
             "debug ",
             "3>",
         ):
