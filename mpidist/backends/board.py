@@ -87,6 +87,15 @@ class Board:
 
         Ranks that see the announcement also see all that this rank stored before it.
         """
+        # writer: announce(n)             reader: different(n), on another rank
+        # ─────────────────────────────   ─────────────────────────────────────────────────────
+        # what it stored before n         number ≥ n ?   else this fingerprint is not stored yet
+        # (fence)                         (fence)
+        # prints[n % 4] = fingerprint     read prints[n % 4]
+        # (fence)                         (fence)
+        # number = n                      number < n + 3 ?   else that of n + 4 may lie there
+        #
+        # x86 keeps stores in order, and loads, so it needs none of the fences.
         if not STORES_KEEP_ORDER:
             fence()
         self.words[self._at + PRINTS + sequence % HISTORY] = fingerprint
@@ -162,6 +171,8 @@ class Board:
                 if words[base + at] == fingerprint:
                     continue
                 fence()
+            # Not HISTORY: a rank at n + 3 may have stored the fingerprint of n + 4, in this very
+            # word, and not yet the number.
             if words[base] - sequence < HISTORY - 1:
                 found.append(rank)
         return tuple(found)

@@ -190,6 +190,12 @@ class Greeting:
 
     def start(self) -> None:
         """Post the greetings of this rank and the receives of the peers' greetings."""
+        # A broadcast from rank 0 over the nodes {0, 1} and {2, 3, 4}, where only 0 → 2 crosses:
+        #
+        #     0 ── greeting, data ──▶ 2   2 compares the greeting, then posts the data's receive
+        #     0 ◀──── greeting ────── 2   0 does not wait: it compares it later, perhaps in a later
+        #                                 call; else two roots of a broadcast would go unnoticed
+        #     0 → 1, 2 → 3, 2 → 4         no greetings: ranks of one node compare on the board
         self._answers.look()
         for peer in self._peers.values():
             peer.heard = False

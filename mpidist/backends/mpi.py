@@ -81,6 +81,8 @@ class DisseminationArrival:
     def __init__(self, comm: MPI.Comm, tag: int):
         rank, size, distance = comm.Get_rank(), comm.Get_size(), 1
         self._rounds: list[tuple[MpiTransfer, np.ndarray, np.ndarray]] = []
+        # Rank 0 of 5 hears, at distance 1, from 4; at 2, from 3, which has heard from 2; at 4, from
+        # 1, which knows 0, 4 and 3 too: to hear of a rank twice changes no least and no greatest.
         while distance < size:
             mine, heard = np.zeros(2, np.int64), np.zeros(2, np.int64)
             there, back = (rank + distance) % size, (rank - distance) % size
@@ -214,6 +216,13 @@ class MpiBackend(Backend):
         """
         length = bytes_needed(self.size)
         cannot = (MemoryError, OSError, ValueError, OverflowError)
+        # For each kind of file two exchanges, in which all ranks take part, whatever failed:
+        #
+        #     a node's first rank creates ─▶ 1: (first, cores, name) ─▶ all attach ─▶ 2: attached?
+        #     failed: the name is None                                  failed: no
+        #
+        # After the second one the file's name may go: each rank has mapped it, or never will.  If
+        # one could not, all try the next kind: else ranks would wait on different boards.
         for kind in memory_file.KINDS:
             mine = mapping = None  # a rank that fails must still take part in what follows
             if self.rank == first:

@@ -42,6 +42,11 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
     tag = first_tag(backend)
     known = [_pickled(value)]  # of this rank and those above it
     pending: list[Request] = []
+    # Known after the round, on 5 ranks:
+    #     rank          0        1        2        3        4
+    #     distance 1    0 1      1 2      2 3      3 4      4 0
+    #     distance 2    0 1 2 3  1 2 3 4  2 3 4 0  3 4 0 1  4 0 1 2
+    #     distance 4    all: one value was missing, so `size - distance` = 1 is sent
     while (distance := len(known)) < size:
         pending += _send(backend, known[: size - distance], (rank - distance) % size, tag)
         known += _receive(backend, (rank + distance) % size, tag, wait)

@@ -125,6 +125,10 @@ def poll(
                     progress()
                 os.sched_yield()
             continue
+        # A poll that moved a piece has copied it, so it took longer; the 2 µs are for polls so
+        # short that half of their time is noise.  The mean follows long polls four times more
+        # slowly: else a message of many pieces would make them usual, with a sleep after each
+        # (above: 50 ms instead of 1).
         moving = took > 1.5 * usual + 2e-6
         usual = took if usual == math.inf else usual + (took - usual) / (32 if moving else 8)
         if moving:

@@ -205,6 +205,9 @@ class Background:
         by words in shared memory that belong to the slot too.
         `operation` and `how` (its executor or algorithm) are for the error of a passed deadline.
         """
+        # All ranks begin the same operations in the same order, so they count alike.  Waiting for a
+        # slot cannot deadlock: its operation was begun earlier, every wait polls all that this rank
+        # has begun, and so the oldest pending operation always advances.
         sequencer = self._sequencer
         self._begun += 1
         slot = 1 + self._begun % self._slots

@@ -285,6 +285,8 @@ class Binder:
         sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
         receives: list[RoundMessage] = []
         self._check(steps)
+        # `after` keeps the order in which the steps are written: two reductions of a block in one
+        # round combine in that order on every run, on which equal bits rest.
         for step in steps:
             if isinstance(step, Copy):
                 after.extend(self._copy(step))

@@ -158,6 +158,9 @@ class PointToPoint:
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
             return backend.isend_short(content, peer, wire).test
+        # The tags of elements take turns, because receivers take messages of different tags in any
+        # order.  0 is for none.  Two messages share one only if `width` long ones (2**20, or 1,638
+        # with the least limit that MPI allows) were sent after the first, and it is still pending.
         self._followed = follows = self._followed % self.width + 1
         first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
         wire = self._following + follows - 1
@@ -248,6 +251,13 @@ class PointToPoint:
 
         A generator, which yields while a part of the message is missing.
         """
+        # sender                              receiver, once the header has arrived
+        # header and elements, ≤ 8 KiB ─────▶ form equal ?  yes: store        no: raise
+        # header ───────────────────────────▶ form equal ?  yes               no
+        # elements, with the tag `follows` ─▶               into the room     into scratch, raise
+        #
+        # The elements have a tag of their own: with the header's, those of this message could be
+        # taken for the next header, whose receive may be posted before this one is compared.
         while not first.test():
             yield
         content = first.content

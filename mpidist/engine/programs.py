@@ -423,11 +423,16 @@ class Programs:
         while entries and self.nbytes + nbytes > self.limit:
             key, bound = next(iter(entries.items()))
             used = max([bound.used, *(found.used for found in bound.repeated.values())])
+            # LIRS: the new call was used at `since` and now.  A kept one that was not used in
+            # between has the longer reuse distance, so it goes.
             if since is not None and used < since:
                 self.drop(key)
                 continue
-            entries.move_to_end(key)  # used since: the last to be looked at again
+            # CLOCK's second chance: used since, thus the last to be looked at again.
+            entries.move_to_end(key)
             looks += 1
+            # LIRS again: where the kept ones were all used since, the new one stays out; a few
+            # looks are enough to say so, and no call walks through the whole cache.
             if since is None or looks == _LOOKS:
                 return False
         return True

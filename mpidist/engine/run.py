@@ -154,6 +154,9 @@ class Engine:
         for engine in tuple(engines):
             # Another thread may poll the same ones, and begin others: the list must stay the same.
             active = engine.active
+            # Whoever waits on this communicator learns at once that it has failed.  Another one's
+            # error, raised here, would break this communicator, which is sound: the other's `Run`
+            # keeps it, and raises it in a wait of its own.
             for run in tuple(active):
                 if run.test() if engine is self else run.ended():
                     discard(active, run)
@@ -289,6 +292,10 @@ def _side(side: Side) -> Iterator[None]:
 
     At most `side.window` run at a time: strand k + window starts when strand k has ended.
     """
+    # Five strands, window 2; a slot takes every second strand, however long the others are, because
+    # strand k + window has the scratch memory of strand k:
+    #     slot 0:  0 ─── 2 ─────── 4 ──
+    #     slot 1:  1 ─────── 3 ──
     window = side.window
     slots: list[tuple[int, Iterator[None]] | None] = [
         (k, _strand(side.strands[k])) for k in range(min(window, len(side.strands)))

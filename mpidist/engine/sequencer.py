@@ -147,6 +147,9 @@ class Sequencer:
 
         A staging slot is shared memory through which private arrays are copied.
         """
+        # A rank that announces `last + 1` has left `last`.  The slots take turns by the number, so
+        # `last + 1` < `sequence`: this rank has been there, and nobody waits here for one who waits
+        # here.  `met` saves reading the board: ranks that have met after `last` have left it.
         last, reached = self._slot_used[slot], self.backend.board.all_reached
         late = last and last >= self.met and not reached(last + 1)
         if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):

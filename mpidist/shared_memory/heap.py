@@ -34,7 +34,10 @@ from .barrier import BarrierLines
 
 PAGE = 4096
 STAGING_BYTES = 2 << 20  # size of each of the two slots of a rank
-_SKEW = 5 * 64  # a rank's part begins at another place in its page than the part before it
+# A rank's part begins at another place in its page than the part before it: else an element would
+# have the same low 12 bits of its address in all parts, and so compete for the same lines of a
+# cache.  Measured with longer pieces and reads in a row only: allreduce of 1 MiB 93 µs, not 120.
+_SKEW = 5 * 64
 
 
 @dataclass(frozen=True)

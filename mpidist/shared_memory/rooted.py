@@ -96,6 +96,13 @@ class RootArray:
             ``bind(array)`` returns the actions for the root's array, or for None where this rank
             cannot reach it.
         """
+        # noted        the root writes (number, offset) of its array before it is announced
+        #   ↓
+        # found        `find` views the array, and the actions are bound to the view, or to None
+        #   ↓          where it is not mapped here: then it is searched for in every call
+        # watched      the notes are expected from now on: compiled code compares them, no search
+        #   ↓
+        # invalidated  other notes, or the mapping's owner died here: back to found in the next call
         lines = self._heap.lines
         target: Any = self  # not bound yet: unlike any array, and None
         indices = [*self._words(self._root, _NUMBER, _OFFSET), *self._words(lines.rank, _UNREACHED)]

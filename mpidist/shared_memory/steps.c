@@ -57,6 +57,8 @@ static int arrive(const struct meeting *meeting, int64_t sequence)
         return 0;
     for (int other = 0; other < meeting->count; other++) {
         const int64_t *words = meeting->others[other];
+        /* Equal, not "at least": a rank three operations ahead may be storing its fourth fingerprint
+           in words[at], for `history` is 4.  Board.different knows how far ahead is too far. */
         if (__atomic_load_n(words, __ATOMIC_RELAXED) != sequence || words[at] != meeting->mark)
             return 0;
     }
