@@ -375,6 +375,7 @@ class UnboundTransfer(AllOf):
 
     def start(self) -> None:
         """Post every message, receives first."""
+        # tags.in_slot, written out: it is called for every message of the background.
         isend, irecv, base = self._isend, self._irecv, self._slot[0] * self._space
         self._requests = [
             (irecv if m.incoming else isend)(m.data, m.peer, m.tag + base) for m in self._messages

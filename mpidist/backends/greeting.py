@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import CollectiveMismatch
-from ..schedule.unrolled import GREETING_TAG
 from .base import Backend, RoundMessage, Transfer
 from .record import Record
+from .tags import GREETING, in_slot
 
 NBYTES = 128
 _MOST_ANSWERS = 64
@@ -168,16 +168,11 @@ class Greeting:
         """
         self._heads = {rank: _header() for rank in self._peers}
         self._sends = bind(
-            [
-                RoundMessage(False, rank, head.data, GREETING_TAG)
-                for rank, head in self._heads.items()
-            ]
+            [RoundMessage(False, rank, head.data, GREETING) for rank, head in self._heads.items()]
         )
         for peer in self._peers.values():
             if peer.expected is not None:
-                peer.transfer = bind(
-                    [RoundMessage(True, peer.rank, peer.header.data, GREETING_TAG)]
-                )
+                peer.transfer = bind([RoundMessage(True, peer.rank, peer.header.data, GREETING)])
         return bool(self._peers)
 
     def name(self, sequence: int, call: str, fingerprint: int) -> None:
@@ -202,7 +197,7 @@ class Greeting:
             if peer.expected is not None:
                 peer.transfer.start()
             else:
-                tag = GREETING_TAG + self._slot[0] * self._space
+                tag = in_slot(GREETING, self._slot[0], self._space)
                 self._answers.expect(peer.rank, tag, self._named)
         self._sends.start()
 

@@ -27,6 +27,7 @@ from .mpi_messages import (
 )
 from .native import NativeCollectives
 from .roll_call import RollCall
+from .tags import ARRIVALS, SPLIT, of_group, tags_of
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
 
 _BEGINNING = "/dev/shm/mpich_shm_"
@@ -52,8 +53,6 @@ def _mapped() -> set[str]:
     return {path for path in paths if not path.endswith(" (deleted)")}
 
 
-_GROUP_TAGS = 32000  # MPI guarantees 32767; this one itself is that of a split
-_ARRIVALS = 2048  # native operations in the background between nodes
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
 
 
@@ -170,7 +169,7 @@ class MpiBackend(Backend):
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         if absent:  # on one rank, thus on all: either all boards are shared, or none
-            tag = rendezvous.first_tag(self) + 1
+            tag = tags_of(self.tag_limit).roll_call
             self.roll_call = RollCall(self.comm, tag, absent, self.board)
         crowded = len(self.board.ranks) > len(set().union(*(cores[r] for r in self.board.ranks)))
         self._looks = LOOKS_CROWDED if crowded else LOOKS
@@ -358,13 +357,13 @@ class MpiBackend(Backend):
         Raises
         ------
         Unsupported
-            If `_ARRIVALS` (2048) such waits are pending already.
+            If `ARRIVALS` (2048) such waits are pending already.
         """
         self._begun += 1
-        number = 1 + self._begun % _ARRIVALS  # equal on all ranks
+        number = 1 + self._begun % ARRIVALS  # equal on all ranks
         if self._arrival(number).busy:
             raise Unsupported(
-                f"rank {self.rank}: {_ARRIVALS} native operations are pending in the background, "
+                f"rank {self.rank}: {ARRIVALS} native operations are pending in the background, "
                 "which is the limit: wait for some of them first"
             )
         return self._arrival(number).start(self.board.fingerprint(sequence))
@@ -375,7 +374,7 @@ class MpiBackend(Backend):
         Each barrier has a message tag of its own.
         """
         if number not in self._arrivals:
-            tag = rendezvous.first_tag(self) + 2 + number
+            tag = tags_of(self.tag_limit).arrival(number)
             self._arrivals[number] = DisseminationArrival(self.comm, tag)
         return self._arrivals[number]
 
@@ -385,14 +384,14 @@ class MpiBackend(Backend):
         if color is None:
             return None
         members = [r for c, k, r in sorted(colors, key=lambda e: e[1:]) if c == color]
-        return self._over(members, _GROUP_TAGS)
+        return self._over(members, SPLIT)
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
         """Return a backend over `ranks`, in that order; only these call it, with the same tag.
 
         `tag` keeps this call apart from others at the same time.
         """
-        return self._over(ranks, tag % _GROUP_TAGS)
+        return self._over(ranks, of_group(tag))
 
     def _over(self, ranks: Sequence[int], tag: int) -> MpiBackend:
         """Return a backend over `ranks`, in that order; collective over these only.
@@ -424,7 +423,7 @@ class MpiBackend(Backend):
         """Free the communicator; collective."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
             self._arrivals.clear()
-            drain(self.comm, self.tag_limit)  # messages have smaller tags
+            drain(self.comm, tags_of(self.tag_limit).last)
             self.comm.Free()
 
     def abort(self, code: int) -> None:

@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 
 from .base import SHORT_BYTES, Backend, Request
+from .tags import tags_of
 
 Wait = Callable[[Callable[[], bool]], object]
-
-
-def first_tag(backend: Backend) -> int:
-    """Return the tag of the exchange; it and those above are not those of the users' messages."""
-    return min(backend.tag_limit, 2**30) // 4 * 3
 
 
 def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
@@ -39,7 +35,7 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
         ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
     """
     rank, size = backend.rank, backend.size
-    tag = first_tag(backend)
+    tag = tags_of(backend.tag_limit).exchange
     known = [_pickled(value)]  # of this rank and those above it
     pending: list[Request] = []
     # Known after the round, on 5 ranks:

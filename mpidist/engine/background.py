@@ -8,9 +8,9 @@ from typing import Any
 
 from ..backends.executor import Executor
 from ..backends.program import Program
+from ..backends.tags import tags_of
 from ..calls.call import Call
 from ..calls.prepare import Prepared
-from ..schedule.unrolled import tags_of
 from ..selection.choose import Candidate
 from .programs import Bound, CallKey, Programs, key_of, to_keep
 from .repeated import served_by
@@ -47,7 +47,7 @@ class Background:
         self._choose, self._describe = choose, describe
         self.works: set[Work] = set()
         self._begun = 0
-        self._slots = tags_of(sequencer.backend.tag_limit)[1]
+        self._slots = tags_of(sequencer.backend.tag_limit).slots
         self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
     def begin(

@@ -11,13 +11,14 @@ import numpy as np
 from ..backends.base import Backend, RoundMessage, Transfer, UnboundTransfer
 from ..backends.greeting import Greeted, Greeting, answers_of
 from ..backends.program import Action, Program, Round, Side
+from ..backends.tags import STRANDS, of_strand, tags_of
 from ..calls.call import Call
 from ..errors import ScheduleError
 from ..operations import Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Choice, Groups
 from ..schedule.rounds import ONE_SIDED, Copy, Recv, Reduce, Send, Step, block_tuple, segmented
-from ..schedule.unrolled import TAGS_PER_LEVEL, Lengths, Strands, Written, materialise, tags_of
+from ..schedule.unrolled import Lengths, Strands, Written, materialise
 from ..selection.segmentation import Segmentation
 from .storage import Memory, MessageScratch, Piece, Storage, merge, merge_rows
 
@@ -215,7 +216,7 @@ class Binder:
         self.memory = storage.memory
         self.persistent = persistent
         self.messages = self._requests = 0
-        self._slot, (self._space, _) = [0], tags_of(backend.tag_limit)
+        self._slot, self._space = [0], tags_of(backend.tag_limit).space
         roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
@@ -253,11 +254,15 @@ class Binder:
         items: list[Round | Side] = []
         for item in written:
             if isinstance(item, Strands):
+                count = len(item.strands)
+                if count > STRANDS:
+                    raise ScheduleError(
+                        f"parallel has {count} strands; expected at most {STRANDS}",
+                        rank=self.backend.rank,
+                    )
                 known = [set(heard) for _ in item.strands]
                 strands = [
-                    self._strand(
-                        s, arena.slot(k % item.window), tag * TAGS_PER_LEVEL + k + 1, known[k]
-                    )
+                    self._strand(s, arena.slot(k % item.window), of_strand(tag, k), known[k])
                     for k, s in enumerate(item.strands)
                 ]
                 heard.update(*known)

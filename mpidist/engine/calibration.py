@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends.base import Backend
+from ..backends.tags import BLOCKING
 from ..errors import CollectiveTimeout
 from ..measure import Messenger, add_cost, median, ping_pong
 from ..schedule.registry import Groups
@@ -172,7 +173,6 @@ SECONDS = 0.02  # for all pairs and lengths together; with the rest well below 5
 _SHORTER = 128 << 10  # bytes of the long message, where the time is short
 _MOST_TRIPS = 50
 _LAST = 1  # first byte of the message of the last round trip
-_TAG = 0  # that of blocking collectives: one at a time, in the same order on all ranks
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
@@ -279,7 +279,7 @@ def _move(
     peer: int,
     deadline: float | None,
 ) -> None:
-    request = post(data, peer, _TAG)
+    request = post(data, peer, BLOCKING)
     if not backend.wait(request.test, deadline):  # type: ignore[attr-defined]
         raise CollectiveTimeout(
             f"rank {backend.rank}: calibrate: no message exchanged with rank {peer} in time",

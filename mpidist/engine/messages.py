@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..backends.base import SHORT_BYTES, AllOf, pieces
+from ..backends.tags import tags_of
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
@@ -31,7 +32,6 @@ from .run import Engine, Run, discard
 from .sequencer import Sequencer
 from .work import UNSET, Work, sweep
 
-USER_TAGS = 1 << 20
 INLINE_BYTES = 8192
 CHUNK_BYTES = 1 << 28  # of the elements that follow; a dropped message takes no more memory
 _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of the elements or 0, bytes of the text
@@ -70,8 +70,7 @@ class Form(NamedTuple):
 class PointToPoint:
     """Sends and receives of one communicator, but for posted messages (:mod:`.posted`).
 
-    The tags between those of the collectives and of set-up are divided into five ranges: arrays,
-    objects, posted messages, the making of groups, and the elements after a header.
+    Their tags are drawn in :mod:`~mpidist.backends.tags`.
 
     Parameters
     ----------
@@ -93,12 +92,8 @@ class PointToPoint:
     def __init__(self, sequencer: Sequencer, works: set[Work]):
         self.sequencer, self.backend, self._works = sequencer, sequencer.backend, works
         self.place = Caller(self.backend.rank, self.backend.size)
-        limit = min(self.backend.tag_limit, 2**30)
-        first, end = limit // 2, limit // 4 * 3
-        self.width = width = min(USER_TAGS, (end - first) // 5)
-        kinds = ("array", "object", "posted", "group")
-        self._base = {kind: first + n * width for n, kind in enumerate(kinds)}
-        self._following, self._followed = first + 4 * width, 0
+        self._tags = tags = tags_of(self.backend.tag_limit)
+        self.width, self._first_tag, self._followed = tags.width, tags.first, 0
         self._forms: dict[tuple[np.dtype, tuple[int, ...]], Form] = {}
         self.arrivals = PendingReceives(sequencer.engine)
 
@@ -108,7 +103,7 @@ class PointToPoint:
             raise self.place.wrong(f"tag={tag!r}: expected a whole number")
         if not 0 <= tag < self.width:
             raise self.place.wrong(f"tag={tag}: expected 0 … {self.width - 1}")
-        return self._base[kind] + int(tag)
+        return self._first_tag[kind] + int(tag)
 
     # -- arrays -----------------------------------------------------------------------------------
 
@@ -163,7 +158,7 @@ class PointToPoint:
         # with the least limit that MPI allows) were sent after the first, and it is still pending.
         self._followed = follows = self._followed % self.width + 1
         first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
-        wire = self._following + follows - 1
+        wire = self._tags.elements(follows)
         parts = pieces(flat(data), CHUNK_BYTES)
         return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)]).test
 
@@ -272,7 +267,7 @@ class PointToPoint:
         if same and not follows:
             room.store(content, len(_head(nbytes, 0, text)), nbytes)
         first.release()
-        wire = self._following + follows - 1
+        wire = self._tags.elements(follows)
         if form is not None and not same:
             if follows:
                 yield from self._drop(nbytes, peer, wire)

@@ -5,33 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import ScheduleError
 from .rounds import Parallel, Schedule, Step, blocks, steps_of
 
-TAGS_PER_LEVEL = 256  # strands of one ``parallel``: segments, or the two halves of a double tree
-TAG_SPACE = 1 << 16  # largest number of tags of one operation: two levels of strands
-GREETING_TAG = TAGS_PER_LEVEL  # not a strand's tag: those are no multiples of it
-SLOTS = 64  # largest number of background operations with tags of their own
-_FEWEST_SLOTS = 8
 Written = list["tuple[Step, ...] | Strands"]
-
-
-def tags_of(limit: int) -> tuple[int, int]:
-    """Return the number of tags of one operation, and the most operations with tags of their own.
-
-    `limit` is the number of tags that a backend has.  Collectives use the lower half: one part for
-    blocking calls, and one for each operation pending in the background.
-
-    Examples
-    --------
-    >>> tags_of(2**31 - 1)
-    (65536, 64)
-    >>> tags_of(32767)  # what MPI promises
-    (1820, 8)
-    """
-    half = limit // 2
-    slots = min(SLOTS, max(_FEWEST_SLOTS, half // TAG_SPACE - 1))
-    return min(TAG_SPACE, half // (slots + 1)), slots
 
 
 @dataclass(slots=True)
@@ -51,8 +27,6 @@ def materialise(schedule: Schedule) -> Written:
     for item in schedule:
         if isinstance(item, Parallel):
             strands = [materialise(s) for s in item.strands]
-            if len(strands) >= TAGS_PER_LEVEL:
-                raise ScheduleError(f"parallel has {len(strands)} strands; expected at most 255")
             written.append(Strands(strands, item.window or max(len(strands), 1)))
         else:
             written.append(steps_of(item))

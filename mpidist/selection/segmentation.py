@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..backends.tags import STRANDS
 from ..schedule.registry import Algorithm
 
-_SEGMENT_LIMIT = 255
 _BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every library
 _FEWER = ("allreduce", "hierarchical")  # has fewer segments in flight with MPICH
 _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at most
@@ -67,4 +67,4 @@ class Segmentation:
         elif blocks >= size:
             limit = _BLOCK_LIMIT
         segments = -(-largest // min(limit, _BLOCK_LIMIT))
-        return max(1, min(_SEGMENT_LIMIT, segments)), window
+        return max(1, min(STRANDS, segments)), window

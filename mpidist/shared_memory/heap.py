@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from ..backends import memory_file
+from ..backends.tags import SLOTS
 from ..backends.waiting import SPINS
 from ..calls.arrays import address, owner, view_at
 from ..errors import InvalidArgument
-from ..schedule.unrolled import SLOTS
 from .barrier import BarrierLines
 
 PAGE = 4096

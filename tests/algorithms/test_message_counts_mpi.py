@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mpidist import Communicator
+from mpidist.backends.tags import GREETING
 from mpidist.errors import Unsupported
 from mpidist.schedule import algorithms, prove
-from mpidist.schedule.unrolled import GREETING_TAG
 from tests.support import collective_cases as cases
 
 
@@ -25,7 +25,7 @@ class Counting:
 
     def __init__(self, transfer, messages, sent):
         self.transfer, self.sent = transfer, sent
-        sent = [m for m in messages if not m.incoming and m.tag != GREETING_TAG]
+        sent = [m for m in messages if not m.incoming and m.tag != GREETING]
         self.targets = [(m.peer, m.data.nbytes) for m in sent]
         self.test = transfer.test
 
@@ -42,7 +42,7 @@ def counted(comm, monkeypatch):
     isend, bind = backend.isend, backend.bind
 
     def counted_isend(data, peer, tag):
-        if tag != GREETING_TAG:  # between nodes the first message names the call
+        if tag != GREETING:  # between nodes the first message names the call
             made.sent.append((peer, data.nbytes))
         return isend(data, peer, tag)
 
@@ -113,7 +113,7 @@ def test_segments_are_messages(comm, name):
     isend = sub.backend.isend
 
     def counted(data, peer, tag):
-        if tag != GREETING_TAG:
+        if tag != GREETING:
             sent.append(data.nbytes)
         return isend(data, peer, tag)
 

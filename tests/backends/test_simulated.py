@@ -521,18 +521,22 @@ def test_more_pending_operations_than_tags():
         assert found == [{3.0 * k} for k in range(40)]
 
 
-def test_too_many_tags_for_strands():
+INNERMOST = [(Send(1, blocks=0), Reduce(1, blocks=0))]
+
+
+@pytest.mark.parametrize(
+    "item, error",
+    [
+        (parallel([parallel([parallel(INNERMOST)])]), "needs tag 65793, .* tags 0 to 65535"),
+        (parallel(*[INNERMOST] * 256), "parallel has 256 strands; expected at most 255"),
+    ],
+)
+def test_too_many_tags_for_strands(item, error):
     """Three levels of strands would run into the tags of operations in the background."""
-
-    def nested(rank, size):
-        peer = 1 - rank
-        innermost = [(Send(peer, blocks=0), Reduce(peer, blocks=0))]
-        yield parallel([parallel([parallel(innermost)])])
-
-    written = materialise(nested(0, 2))
+    written = materialise([item])
     backend = SimulatedBackend.create_group(2)[0]
     data = np.ones(1)
     lengths, memory = Lengths.even(1, 1, 1), HostMemory(data.dtype)
     storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data, memory)
-    with pytest.raises(ScheduleError, match="needs tag 65793, .* tags 0 to 65535"):
+    with pytest.raises(ScheduleError, match=error):
         Binder(backend, storage, None, False).program(written)
