@@ -88,7 +88,7 @@ def drain(comm: MPI.Comm, tag: int) -> None:
 
 
 class Completed:
-    """The request of a message that was complete as soon as it was sent."""
+    """A request that is already complete."""
 
     def test(self) -> bool:
         """Return True."""

@@ -173,7 +173,7 @@ class NativeCollectives:
         return [*before, bound, *after]
 
     def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
-        """Return actions to run before, the library's non-blocking call, and actions after it."""
+        """Return (before, request, after): the non-blocking call and the arithmetic around it."""
         before, ours, after = _apart(*_around(call))
         method, *arguments = self._bound(ours, "I")
         return before, _Request(method, arguments, call.op), after

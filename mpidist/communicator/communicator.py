@@ -694,7 +694,7 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, or `tag` or `x` is not allowed.
+            If `peer` is not the rank of another process, or `tag` or `x` is not allowed.
         CollectiveTimeout
             If the message was not received within the deadline; the communicator is broken then.
         """
@@ -729,7 +729,7 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, or `tag` or `out` is not allowed.
+            If `peer` is not the rank of another process, or `tag` or `out` is not allowed.
         MessageMismatch
             If the message has another dtype or shape.  Nothing of it is stored, and the
             communicator stays usable; the sender is not notified.
@@ -823,7 +823,8 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `peer` is no other rank, `tag` is not allowed, or `x` is not contiguous.
+            If `peer` is not the rank of another process, `tag` is not allowed, or `x` is not
+            contiguous.
         UnsupportedDtype
             If `x` holds Python objects.
         CommunicatorBroken

@@ -85,7 +85,7 @@ class Device(Protocol):
         """Return a new array of a users' library, such as cupy, with undefined contents."""
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Return `nbytes` bytes of page-locked host memory, with which copies are asynchronous."""
+        """Return `nbytes` bytes of pinned (page-locked) host memory."""
 
     def current_stream(self) -> int:
         """Return the stream on which the caller's library queues work now."""

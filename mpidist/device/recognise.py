@@ -80,7 +80,7 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
         If there is no device, or cupy is not installed.
     InvalidArgument
         If `x` is not a plain array on a device (but, for example, sparse), is not C-contiguous, has
-        a mask, or is conjugated or negated only on reading; if its address is null or in memory
+        a mask, or is lazily conjugated or negated; if its address is null or in memory
         that the device cannot access; if another device is the current one.
     UnsupportedDtype
         If numpy does not have the dtype, or it is of Python objects.
@@ -94,8 +94,8 @@ def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
             raise InvalidArgument(f"rank {rank}: {argument} is {error}") from None
         if x.is_conj() or x.is_neg():
             raise InvalidArgument(
-                f"rank {rank}: {argument} is a tensor that is conjugated or negated only when it "
-                "is read: pass x.resolve_conj().resolve_neg()"
+                f"rank {rank}: {argument} is a lazily conjugated or negated tensor (conj or neg "
+                "bit set): pass x.resolve_conj().resolve_neg()"
             )
         interface, dtype, make = tensors.interface_of(x), None, tensors.make_like(x)
     elif not is_on_device(x):

@@ -135,7 +135,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     Parameters
     ----------
     x : torch.Tensor
-        A tensor of any strides; if it is conjugated or negated on reading, the result is a copy.
+        A tensor of any strides; if it is lazily conjugated or negated, the result is a copy.
     fill : bool
         Whether the array will be written to, so that it must not be a copy.
 
@@ -154,7 +154,7 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     if x.is_conj() or x.is_neg():
         if fill:
             raise InvalidArgument(
-                "a tensor that is conjugated or negated on reading, and cannot be written to"
+                "a lazily conjugated or negated tensor, which cannot be written to"
             )
         x = x.resolve_conj().resolve_neg()
     dtype = dtype_of(x.dtype)

@@ -403,9 +403,13 @@ class Binder:
                 f"a Copy from {step.source!r} to {step.target!r} copies {len(sources)} blocks to "
                 f"{len(targets)}: expected equally many"
             )
-        for source, target, block in zip(sources, targets, block_tuple(step.source_blocks)):
-            if source[2] - source[1] != target[2] - target[1]:
-                raise ScheduleError("is copied to a block of another length", block=block)
+        numbers = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
+        for source, target, block, onto in zip(sources, targets, *numbers):
+            given, room = source[2] - source[1], target[2] - target[1]
+            if given != room:
+                raise ScheduleError(
+                    f"has {given} elements, its target block {onto} has {room}", block=block
+                )
         places = {(step.source, b) for b in block_tuple(step.source_blocks)}
         pairs = list(zip(targets, sources))
         if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):

@@ -59,7 +59,7 @@ class CudaAwareMpi(GpuExecutor):
         return self._native.why_not(call)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return "on a GPU"; the ranks compare it, so a call on the host does not match."""
+        """Return "on a GPU", so that a host call on another rank is a mismatch."""
         return "on a GPU"
 
     def bind(

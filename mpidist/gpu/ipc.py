@@ -125,8 +125,8 @@ class DeviceHeap:
         location = self.find(x)
         if location is None:
             raise InvalidArgument(
-                f"rank {self.rank}: free(x): x is not from empty(device=...) of this communicator, "
-                "or is free already"
+                f"rank {self.rank}: free(x): x was not allocated by empty(device=...) of this "
+                "communicator, or was freed"
             )
         return location.key
 
@@ -226,7 +226,7 @@ def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
     if need is None:
         return f"{call.collective} has no kernel in symmetric memory of GPUs"
     if heap is None or location_of(call, heap) is None:
-        return f"{need} is no array of comm.empty(device=...)"
+        return f"{need} was not allocated by comm.empty(device=...)"
     if call.op is not None and not call.op.builtin:
         return "a Python function cannot run on a device"
     if call.op is not None and not heap.device.combines(call.dtype):

@@ -107,7 +107,7 @@ def _device_memory(data: DeviceArray, x: Any) -> DeviceMemory:
 
 
 def takes_addresses(backend: Backend) -> bool:
-    """Return whether this rank gives the MPI library addresses in GPU memory for its messages."""
+    """Return whether messages use device pointers (CUDA-aware MPI)."""
     native = backend.native is not None
     here = this_rank(native)
     if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):

@@ -45,7 +45,7 @@ class Steering:
         counts = f"num_devices={self.num_devices}, num_nodes={self.num_nodes}"
         if "num_devices" in self.given and self.num_devices * nodes != size:
             needed = self.num_devices * nodes
-            raise ConfigError(f"{who}{counts} needs {needed} ranks, there are {size}")
+            raise ConfigError(f"{who}{counts} needs {needed} ranks, the communicator has {size}")
         if size % nodes:
             raise ConfigError(f"{who}{counts}: {size} ranks are not divisible by {nodes} nodes")
 

@@ -1,4 +1,4 @@
-"""The number of segments of an algorithm's blocks, and of segments in flight."""
+"""Segmentation: how many pieces each block is cut into, and how many are in flight."""
 
 from __future__ import annotations
 

@@ -269,8 +269,8 @@ class Heap:
         location = self.find(x) if isinstance(x, np.ndarray) else None
         if location is None:
             raise InvalidArgument(
-                f"rank {self.rank}: free(x): x is not from empty() of this communicator, "
-                "or is free already"
+                f"rank {self.rank}: free(x): x was not allocated by empty() of this "
+                "communicator, or was freed"
             )
         return location.key
 

@@ -29,7 +29,7 @@ from mpidist.errors import (
 )
 from mpidist.schedule import algorithms
 from mpidist.schedule.contract import COLLECTIVES
-from mpidist.schedule.rounds import Reduce, Send, parallel
+from mpidist.schedule.rounds import Copy, Reduce, Send, parallel
 from mpidist.schedule.unrolled import Lengths, materialise
 from mpidist.testing import check_backend
 from tests.support import collective_cases as cases
@@ -540,3 +540,12 @@ def test_too_many_tags_for_strands(item, error):
     storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data, memory)
     with pytest.raises(ScheduleError, match=error):
         Binder(backend, storage, None, False).program(written)
+
+
+def test_copy_to_a_block_of_another_length():
+    data = np.ones(3)
+    lengths, memory = Lengths.even(3, 2, 1), HostMemory(data.dtype)
+    storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data.copy(), memory)
+    binder = Binder(SimulatedBackend.create_group(2)[0], storage, None, False)
+    with pytest.raises(ScheduleError, match="block 0.* has 2 elements, its target block 1 has 1"):
+        binder.program(materialise([(Copy(0, 1, "out"),)]))

@@ -178,11 +178,11 @@ def test_tensors_of_torch():
 
 
 def test_lazy_tensors(device, monkeypatch):
-    """What is conjugated when it is read; and where PyTorch raises instead of having no address."""
+    """Lazy conjugates and negatives; and where PyTorch raises instead of having no address."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     x = torch.ones(3, dtype=torch.complex64)
     for lazy, words in ((x.conj(), "conj"), (x.conj().imag, "resolve_neg")):
-        with pytest.raises(InvalidArgument, match=f"rank 1: out is a tensor .*{words}"):
+        with pytest.raises(InvalidArgument, match=f"rank 1: out is a lazily .*{words}"):
             describe(lazy, 1, "out")
 
     def raises(x):

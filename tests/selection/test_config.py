@@ -232,7 +232,7 @@ def test_counts_are_checked_against_the_ranks():
     CollectiveConfig.multi_node(2, 3).check_size(6)
     with pytest.raises(ConfigError, match="rank 1: num_devices=4, num_nodes=None needs 4 ranks"):
         CollectiveConfig.single_node(4).check_size(3, rank=1)
-    with pytest.raises(ConfigError, match="needs 6 ranks, there are 4"):
+    with pytest.raises(ConfigError, match="needs 6 ranks, the communicator has 4"):
         CollectiveConfig.multi_node(2, 3).check_size(4)
     without_devices = CollectiveConfig(num_nodes=2, **GLOBAL)
     without_devices.check_size(4)
@@ -388,7 +388,7 @@ def test_two_levels_give_the_same_results():
 
 
 def test_counts_that_contradict_the_ranks_are_refused():
-    with pytest.raises(ConfigError, match="needs 4 ranks, there are 3"):
+    with pytest.raises(ConfigError, match="needs 4 ranks, the communicator has 3"):
         run_simulated(3, lambda comm: None, config=CollectiveConfig.single_node(4))
 
 

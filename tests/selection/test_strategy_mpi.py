@@ -191,7 +191,7 @@ def test_tree_without_arity_takes_the_configured_one(comm):
 def test_counts_must_fit(comm):
     p = comm.size
     for config in (CollectiveConfig(num_devices=p + 1), CollectiveConfig.multi_node(p, 2)):
-        with pytest.raises(ConfigError, match=f"rank {comm.rank}: .*there are {p}"):
+        with pytest.raises(ConfigError, match=f"rank {comm.rank}: .*the communicator has {p}"):
             Communicator(comm.backend, config)
 
 

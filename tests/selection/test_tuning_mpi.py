@@ -137,7 +137,7 @@ def test_symmetric_memory_and_background(comm, made):
     tuned = made(tuning=table(comm, "symmetric"))
     assert names(tuned)[0] != "symmetric"
     if comm.topology.num_nodes == 1:
-        assert "but out is no array of comm.empty()" in tuned.explain("allreduce", 8)[0].why
+        assert "but out was not allocated by comm.empty()" in tuned.explain("allreduce", 8)[0].why
         assert names(tuned, "symmetric") == ["symmetric"] * len(SIZES)
         x = tuned.empty(5, "float32")
         x[:] = 1

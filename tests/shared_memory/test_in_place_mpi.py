@@ -178,7 +178,7 @@ def test_memory_is_freed_with_its_array(comm):
 def test_free(comm):
     x = comm.empty(1000)
     comm.free(x)
-    with pytest.raises(mpidist.Unsupported, match="out is no array of comm.empty"):
+    with pytest.raises(mpidist.Unsupported, match="out was not allocated by comm.empty"):
         comm.allreduce(x, out=x, algorithm="symmetric")
     x[:] = 1
     assert (comm.allreduce(x) == comm.size).all()
