@@ -143,6 +143,8 @@ def show_command(
     """
     if len(what) == 2:
         check_not_given(context, OF_PIPELINES, "pipeline schedules")
+        if what[0] in COLLECTIVES and not COLLECTIVES[what[0]].rooted:
+            check_not_given(context, ("root",), "collectives with a root")
         _show_algorithm(*what, ranks or RANKS, root, arity, nodes, segments, svg)
         return
     if len(what) > 2 or (not what and trace is None):

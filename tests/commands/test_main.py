@@ -329,6 +329,7 @@ def test_launched_rank():
         ("show allreduce tree:1", "arity '1': expected a number >= 2"),
         ("show allreduce ring --ranks 0", "--ranks … 0 is not … x>=1"),
         ("show reduce tree --ranks 4 --root 4", "--root=4 is not a rank: expected 0 … 3"),
+        ("show allreduce ring --root 2", "--root: only for collectives with a root"),
         ("show allreduce ring --arity 3", "--arity … has no arity"),
         (
             "show allreduce ring --svg /no/such/folder/x.svg",
