@@ -29,18 +29,36 @@ def fold(
     scratch: dict[str, np.ndarray] | None = None,
     streamed: bool = False,
 ) -> list[Action]:
-    """Return the actions that combine a slice of all ranks' arrays and store it in all targets.
+    """Return the actions that combine a slice of all ranks' arrays in the order of ``direct``.
+
+    `inputs` has the slice of every rank, and `rank` is the owner of the slice: its input is
+    combined first with those of the ranks below it, from ``rank - 1`` down to 0, then with those
+    above it.  The other parameters are those of :func:`fold_in_order`.
+    """
+    order = (rank, *outward(rank, len(inputs)))
+    inputs = [inputs[peer] for peer in order]
+    return fold_in_order(op, inputs, order, targets, divisor, scratch, streamed)
+
+
+def fold_in_order(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    ranks: Sequence[int],
+    targets: Sequence[np.ndarray],
+    divisor: int,
+    scratch: dict[str, np.ndarray] | None = None,
+    streamed: bool = False,
+) -> list[Action]:
+    """Return the actions that combine arrays of several ranks and store the result in all targets.
 
     Parameters
     ----------
     op : Op
         The operation.
     inputs : sequence of ndarray
-        The slice of every rank, flat, by rank.
-    rank : int
-        Owner of the slice.  Its input is combined first with those of the ranks below it, from
-        ``rank - 1`` down to 0, then with those above it, as in the ``direct`` schedule, so that the
-        bits are the same.
+        The operands, flat, in the order in which they are combined.
+    ranks : sequence of int
+        Their ranks.  An operand of a lower rank than the first is the left one.
     targets : sequence of ndarray
         Arrays for the result; the combination writes to the first, which is copied to the others.
     divisor : int
@@ -59,19 +77,18 @@ def fold(
         and rounded once at the end, which is more exact than ``direct``, which rounds at each rank.
     """
     if op.builtin and op.name in ("sum", "mean"):
-        order = [inputs[peer] for peer in (rank, *outward(rank, len(inputs)))]
-        summed = one_pass(order, targets, divisor, streamed)
+        summed = one_pass(inputs, targets, divisor, streamed)
         if summed is not None:
             return [summed]
     streamed = streamed and len(targets) > 1
     scratch = {} if scratch is None else scratch
-    others = (x for peer, x in enumerate(inputs) if peer != rank)
-    apart = not any(overlaps(targets[0], x) for x in others)
-    if accumulator(op, inputs[rank].dtype) != inputs[rank].dtype:
-        combine = partial(_combine_in_float32, op, rank, divisor)
-        return _by_piece(inputs, rank, targets, combine, PIECE_BYTES // 2, scratch, streamed)
-    combine = partial(_combine_in_dtype, op, rank, divisor, apart or streamed)
-    return _by_piece(inputs, rank, targets, combine, PIECE_BYTES, scratch, streamed)
+    lower = [peer < ranks[0] for peer in ranks]
+    apart = not any(overlaps(targets[0], x) for x in inputs[1:])
+    if accumulator(op, inputs[0].dtype) != inputs[0].dtype:
+        combine = partial(_combine_in_float32, op, lower, divisor)
+        return _by_piece(inputs, targets, combine, PIECE_BYTES // 2, scratch, streamed)
+    combine = partial(_combine_in_dtype, op, lower, divisor, apart or streamed)
+    return _by_piece(inputs, targets, combine, PIECE_BYTES, scratch, streamed)
 
 
 Combine = Callable[..., list[Action]]
@@ -80,14 +97,13 @@ _NEED_OUT_KEYWORD = (np.maximum, np.minimum)  # others take a positional out, 0.
 
 def _by_piece(
     inputs: Sequence[np.ndarray],
-    rank: int,
     targets: Sequence[np.ndarray],
     combine: Combine,
     piece_bytes: int,
     scratch: dict[str, np.ndarray],
     streamed: bool,
 ) -> list[Action]:
-    count, itemsize = inputs[rank].size, inputs[rank].itemsize
+    count, itemsize = inputs[0].size, inputs[0].itemsize
     piece = max(1, piece_bytes // max(itemsize, 1))
     actions: list[Action] = []
     for start in range(0, count, piece):
@@ -110,7 +126,7 @@ def _scratch_array(scratch: dict[str, np.ndarray], name: str, count: int, dtype:
 
 def _combine_in_dtype(
     op: Op,
-    rank: int,
+    lower: Sequence[bool],
     divisor: int,
     apart: bool,
     pieces: list[np.ndarray],
@@ -119,22 +135,22 @@ def _combine_in_dtype(
 ) -> list[Action]:
     """Return actions that combine the ranks' pieces in their own dtype, with the result in `first`.
 
-    `pieces` are the inputs, by rank; `rank` is the owner, as in :func:`fold`.  `apart` means that
-    `first` shares no memory with another rank's input, so that it can hold intermediate results.
+    `pieces` are the inputs in order; `lower` says which are left operands.  `apart` means that
+    `first` shares no memory with an input but the first, so that it can hold intermediate results.
     """
     function: Callable[..., Any] = op.function if op.builtin else op.combine
-    value, order = pieces[rank], outward(rank, len(pieces))
+    value, others = pieces[0], pieces[1:]
     actions: list[Action] = []
-    for left, peer in zip(range(len(order) - 1, -1, -1), order):
-        here = apart or left == 0
+    for n, (other, below) in enumerate(zip(others, lower[1:]), start=1):
+        here = apart or n == len(others)
         target = first if here else _scratch_array(scratch, "value", first.size, first.dtype)
-        operands = (pieces[peer], value) if peer < rank else (value, pieces[peer])
+        operands = (other, value) if below else (value, other)
         if function in _NEED_OUT_KEYWORD:
             actions.append(partial(function, *operands, out=target))
         else:
             actions.append(partial(function, *operands, target))
         value = target
-    if not order and value is not first:
+    if not others and value is not first:
         actions.append(store(first, value))
     if divisor:
         actions.append(division(first, divisor))
@@ -143,7 +159,7 @@ def _combine_in_dtype(
 
 def _combine_in_float32(
     op: Op,
-    rank: int,
+    lower: Sequence[bool],
     divisor: int,
     pieces: list[np.ndarray],
     first: np.ndarray,
@@ -151,15 +167,15 @@ def _combine_in_float32(
 ) -> list[Action]:
     """Return actions that combine half-precision pieces in float32, rounded at the end to `first`.
 
-    `pieces` are the inputs, by rank; `rank` is the owner, as in :func:`fold`.  A mean divides each
-    input first, as all algorithms do in half precision.
+    `pieces` and `lower` are as for :func:`_combine_in_dtype`.  A mean divides each input first, as
+    all algorithms do in half precision.
     """
     value = _scratch_array(scratch, "value", first.size, np.float32)
     other = _scratch_array(scratch, "other", first.size, np.float32)
-    actions: list[Action] = [partial(widen, pieces[rank], value, divisor)]
-    for peer in outward(rank, len(pieces)):
-        actions.append(partial(widen, pieces[peer], other, divisor))
-        operands = (other, value) if peer < rank else (value, other)
+    actions: list[Action] = [partial(widen, pieces[0], value, divisor)]
+    for piece, below in zip(pieces[1:], lower[1:]):
+        actions.append(partial(widen, piece, other, divisor))
+        operands = (other, value) if below else (value, other)
         actions.append(partial(op.function, *operands, out=value))
     actions.append(partial(narrow, value, first))
     return actions
