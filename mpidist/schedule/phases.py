@@ -1,0 +1,284 @@
+"""Schedules in shared memory as phases: what a rank stores where, between the meetings of all.
+
+The meetings of all ranks are put into one order, and a rank's rounds into the phase behind its last
+meeting.  A rank that is not in a group passes the group's meetings without waiting, so every rank
+counts the same meetings.  Each step becomes rows, one for each block::
+
+    rank 2 of 3, block 2: (rank, buffer, block)
+    Fold((2, 1, 0), blocks=2)     (2 in 2), (1 in 2), (0 in 2)  -->  (2 out 2)
+    Put(0, 2), Put(1, 2)          (2 out 2)                     -->  (0 out 2), (1 out 2)
+    both in one row               (2 in 2), (1 in 2), (0 in 2)  -->  (2 out 2), (0 out 2), (1 out 2)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from ..errors import ScheduleError
+from .rounds import (
+    ONE_SIDED,
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Parallel,
+    Put,
+    Schedule,
+    Step,
+    block_tuple,
+    steps_of,
+)
+
+Cell = tuple[int, str, int]  # rank, buffer and block
+REST = "rest"
+"""The blocks of "out" that are not in a rank's result, as a buffer of their own."""
+_ASIDE = "aside"  # scratch memory for copies between blocks that overlap
+
+
+@dataclass(slots=True)
+class Row:
+    """One block, copied or combined, and stored in one place or several.
+
+    Attributes
+    ----------
+    sources : tuple of Cell
+        The block to copy, or the blocks to combine, in this order.
+    targets : list of Cell
+        Where it is stored.
+    ranks : tuple of int
+        The ranks of the operands, for :class:`~mpidist.schedule.Fold`; empty for a copy.
+    """
+
+    sources: tuple[Cell, ...]
+    targets: list[Cell]
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Phases:
+    """The schedule of one rank in shared memory, with what the other ranks do to its buffers.
+
+    Attributes
+    ----------
+    count : int
+        Number of blocks that the data are cut into.
+    rows : list of list of Row
+        The rows of each phase, in order; the first phase is before the first meeting.
+    awaits : list of tuple of int
+        The other ranks that this rank awaits in each meeting.
+    stored : list of set
+        For each phase, the (buffer, block) of this rank in which others store.
+    reached : set of (int, str)
+        The ranks and their buffers that other ranks read or write; see also `REST`.
+    complete : bool
+        Whether every Fold combines the operands of all ranks, so that its result is complete.
+    why_not : str
+        Why symmetric memory cannot run the schedule; empty if it can.
+    """
+
+    count: int
+    rows: list[list[Row]] = field(default_factory=list)
+    awaits: list[tuple[int, ...]] = field(default_factory=list)
+    stored: list[set[tuple[str, int]]] = field(default_factory=list)
+    reached: set[tuple[int, str]] = field(default_factory=set)
+    complete: bool = True
+    why_not: str = ""
+
+
+def phases_of(
+    schedule: Callable[[int], Schedule],
+    rank: int,
+    size: int,
+    count: int,
+    results: Callable[[int], range],
+) -> Phases:
+    """Return the phases of one rank.
+
+    Parameters
+    ----------
+    schedule : callable
+        ``schedule(rank)`` returns the rounds of each rank: where a rank stores, another one reads.
+    rank, size, count : int
+        The rank, the number of ranks, and the number of blocks that the data are cut into.
+    results : callable
+        ``results(rank)`` returns the blocks of "out" that are the result of each rank.
+
+    Raises
+    ------
+    ScheduleError
+        If the ranks' meetings cannot all take place.
+    """
+    made = Phases(count)
+    rounds = [list(_flat(schedule(peer))) for peer in range(size)]
+    for step in (step for theirs in rounds for steps in theirs for step in steps):
+        if not isinstance(step, (Copy, *ONE_SIDED)):
+            made.why_not = f"it has messages ({type(step).__name__}), and symmetric memory has none"
+            return made
+    order = _meetings(rounds)
+    made.stored = [set() for _ in range(len(order) + 1)]
+    mine: list[list[list[Row]]] = []
+    for peer, theirs in enumerate(rounds):
+        phases, awaits = _in_phases(peer, theirs, order)
+        if peer == rank:
+            mine, made.awaits = phases, awaits
+        for number, phase in enumerate(phases):
+            for row in chain.from_iterable(phase):
+                made.complete &= len(row.ranks) in (0, size)
+                for owner, buffer, block in (*row.sources, *row.targets):
+                    if owner != peer:
+                        beyond = buffer == "out" and block not in results(owner)
+                        made.reached.add((owner, REST if beyond else buffer))
+                for owner, buffer, block in row.targets:
+                    if owner == rank != peer:
+                        made.stored[number].add((buffer, block))
+    uses = Counter(
+        cell for phase in mine for row in chain.from_iterable(phase) for cell in row.sources
+    )
+    private = "" if (rank, "tmp") in made.reached else "tmp"
+    made.rows = [_joined(phase, uses, private) for phase in mine]
+    return made
+
+
+def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:
+    """Yield the rounds; those of strands one strand after the other, which any window allows."""
+    for item in schedule:
+        if isinstance(item, Parallel):
+            for strand in item.strands:
+                yield from _flat(strand)
+        else:
+            yield steps_of(item)
+
+
+def _meetings(rounds: Sequence[Sequence[tuple[Step, ...]]]) -> list[tuple[int, ...]]:
+    """Return the groups of all meetings, in an order that agrees with that of every rank."""
+    ahead = [
+        deque(tuple(step.group) for steps in theirs for step in steps if isinstance(step, Meet))
+        for theirs in rounds
+    ]
+    order: list[tuple[int, ...]] = []
+    found = True
+    while found:
+        found = False
+        for queue in ahead:
+            while queue and all(ahead[r] and ahead[r][0] == queue[0] for r in queue[0]):
+                order.append(queue[0])
+                for r in order[-1]:
+                    ahead[r].popleft()
+                found = True
+    for rank, queue in enumerate(ahead):
+        if queue:
+            raise ScheduleError(f"the meeting of ranks {queue[0]} never takes place", rank=rank)
+    return order
+
+
+def _in_phases(
+    rank: int, rounds: Sequence[tuple[Step, ...]], order: Sequence[tuple[int, ...]]
+) -> tuple[list[list[list[Row]]], list[tuple[int, ...]]]:
+    """Return the rows of a rank's rounds by phase, and the ranks that it awaits in each meeting."""
+    phases: list[list[list[Row]]] = [[] for _ in range(len(order) + 1)]
+    awaits: list[tuple[int, ...]] = [() for _ in order]
+    at = 0
+    for steps in rounds:
+        if steps and isinstance(meet := steps[0], Meet):
+            at = next(n for n in range(at, len(order)) if order[n] == tuple(meet.group)) + 1
+            awaited = meet.group if meet.awaits is None else meet.awaits
+            awaits[at - 1] = tuple([peer for peer in awaited if peer != rank])
+        else:
+            phases[at] += _rows(rank, steps)
+    return phases, awaits
+
+
+def _rows(rank: int, steps: Sequence[Step]) -> list[list[Row]]:
+    """Return the rows of a round; in two parts if it copies between blocks that overlap."""
+    first: list[Row] = []
+    second: list[Row] = []
+    copies: dict[Cell, Row] = {}  # by their source: it is read once for all targets
+    for step in steps:
+        if isinstance(step, Fold):
+            first += _folded(rank, step)
+            continue
+        moved = _moved(rank, step)
+        written = {target for _, target in moved}
+        if isinstance(step, Copy) and any(source in written for source, _ in moved):
+            for source, target in moved:
+                held = (rank, _ASIDE, target[2])
+                first.append(Row((source,), [held]))
+                second.append(Row((held,), [target]))
+            continue
+        for source, target in moved:
+            if source in copies:
+                copies[source].targets.append(target)
+            else:
+                copies[source] = Row((source,), [target])
+                first.append(copies[source])
+    return [first, second] if second else [first]
+
+
+def _folded(rank: int, step: Fold) -> Iterator[Row]:
+    blocks = block_tuple(step.blocks)
+    for block, to in zip(blocks, blocks if step.to is None else block_tuple(step.to)):
+        sources = [
+            (peer, step.source, block) if peer != rank or step.own is None else (rank, step.own, to)
+            for peer in step.peers
+        ]
+        yield Row(tuple(sources), [(rank, step.target, to)], tuple(step.peers))
+
+
+def _moved(rank: int, step: Step) -> list[tuple[Cell, Cell]]:
+    """Return the source and the target of each block that a step copies."""
+    if isinstance(step, Copy):
+        reader = writer = rank
+        blocks, to = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
+    else:
+        assert isinstance(step, (Get, Put))
+        reader, writer = (step.peer, rank) if isinstance(step, Get) else (rank, step.peer)
+        blocks = block_tuple(step.blocks)
+        to = blocks if step.to is None else block_tuple(step.to)
+    return [
+        ((reader, step.source, block), (writer, step.target, target))
+        for block, target in zip(blocks, to)
+    ]
+
+
+def _joined(parts: Sequence[list[Row]], uses: Counter[Cell], private: str) -> list[Row]:
+    """Return the rows of one phase, in which a combination is stored where it is copied later.
+
+    `uses` has how often this rank reads each block.  `private` is a buffer that no other rank
+    reaches, or empty: a result there that is not read again need not be stored.
+    """
+    joined: list[Row] = []
+    last: list[Row] = []  # the last round of which something is left
+    folds: dict[Cell, Row] = {}  # its combinations, by their targets
+    for part in parts:
+        rest = []
+        for row in part:
+            fold = None if row.ranks else folds.get(row.sources[0])
+            if fold is None or not _apart(row, fold, last):
+                rest.append(row)
+                continue
+            fold.targets += row.targets
+            uses[row.sources[0]] -= 1
+        if rest:
+            joined += rest
+            last, folds = rest, {row.targets[0]: row for row in rest if row.ranks}
+    for row in joined:
+        first = row.targets[0]
+        if row.ranks and len(row.targets) > 1 and private == first[1] and not uses[first]:
+            del row.targets[0]
+    return joined
+
+
+def _apart(copy: Row, fold: Row, last: Iterable[Row]) -> bool:
+    """Return whether a copy may be done with `fold`, before what else is in its round, `last`."""
+    targets = {_memory(cell) for cell in copy.targets}
+    touched = (cell for row in last if row is not fold for cell in (*row.sources, *row.targets))
+    return targets.isdisjoint(map(_memory, touched))
+
+
+def _memory(cell: Cell) -> Cell:
+    """Return a cell with "out" for "in": in a call in place they are one."""
+    rank, buffer, block = cell
+    return rank, "out" if buffer == "in" else buffer, block
