@@ -39,7 +39,7 @@ NODES: dict[bool, tuple] = {
 def shipped(collective: str, one_sided: bool = False) -> list[Algorithm]:
     """List the algorithms of a collective that come with the package.
 
-    Those in shared memory, which are proved but not called, are among them with `one_sided`.
+    Those in shared memory, which "auto" never chooses, are among them with `one_sided`.
     """
     every = algorithms(collective, one_sided=one_sided)
     found = [a for a in every if home(a).startswith("mpidist.algorithms.")]

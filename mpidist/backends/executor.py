@@ -24,6 +24,9 @@ class Executor:
         How the executor works, for the table of ``comm.explain``.
     ready : bool
         Whether :meth:`make_ready` has been called, or is not needed.
+    memory : str or None
+        Name of the memory, one of :data:`~mpidist.schedule.memories.MEMORIES`, in which the
+        executor runs the schedules that calls name; None if it runs none.
     turns : int
         Number of programs of a repeated call.  They take turns: operation number n runs program
         ``n % turns``, so that consecutive runs use different shared memory.
@@ -45,10 +48,15 @@ class Executor:
     name: str
     summary: str
     ready: bool = True
+    memory: str | None = None
     turns: int = 1
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return why this executor cannot serve a call, as a sentence, or None if it can."""
+        raise NotImplementedError
+
+    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
+        """Return why a schedule in :attr:`memory` cannot serve a call, or None if it can."""
         raise NotImplementedError
 
     def depends_on(self, call: Call) -> Hashable:

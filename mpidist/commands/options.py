@@ -232,7 +232,7 @@ class AlgorithmNames(Names):
     *more : str
         Further names that are allowed.
     one_sided : bool
-        Whether to list algorithms in shared memory too, which are proved but not called.
+        Whether to list algorithms in shared memory too, which "auto" never chooses.
     """
 
     def __init__(

@@ -16,11 +16,11 @@ from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import Symmetric
 from ..shared_memory.single_copy import SingleCopy
 from ..shared_memory.slots import Staged
 from .binding import CallBinder
 from .storage import HostMemory
+from .symmetric import Symmetric
 
 _REPORT_SECONDS = 1.0  # for ranks of other nodes to report a mismatch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -124,6 +124,12 @@ class Storage:
         if out is not None:
             self._lay(self._homes, "out", self.results, lengths.outgoing, out)
 
+    def place(self, buffer: str, numbers: range, lengths: Sequence[int], array: Any) -> None:
+        """Let the blocks `numbers` of a buffer that have no place yet be in `array`, in order."""
+        table: dict[tuple[str, int], Piece] = {}
+        self._lay(table, buffer, numbers, lengths, array)
+        self._homes = {**table, **self._homes}
+
     @staticmethod
     def _lay(table: dict, buffer: str, numbers: range, lengths: Sequence[int], array: Any) -> None:
         at = 0
@@ -137,7 +143,11 @@ class Storage:
         `written` has the rounds of the schedule as lists.  Neighbouring blocks become neighbours in
         memory, so that a range of blocks is one message.
         """
-        places = sorted(place for place in _writes(written) if place not in self._homes)
+        self.allocate(_writes(written))
+
+    def allocate(self, written: Iterable[tuple[str, int]]) -> None:
+        """Allocate scratch memory for those of some blocks that have no place yet."""
+        places = sorted(place for place in written if place not in self._homes)
         sizes = [self._length(place) for place in places]
         scratch = self.memory.allocate(sum(sizes))
         self.scratch_elements += scratch.size

@@ -182,6 +182,12 @@ class Reasons(Mapping[str, "str | None"]):
         return len(self._executors)
 
 
+def _no_executor(choice: Choice) -> str:
+    memory = choice.algorithm.memory
+    assert memory is not None
+    return f"it needs {memory.name} memory, in which no executor runs schedules"
+
+
 @dataclass(frozen=True)
 class Means:
     """The executors' reasons not to serve one call, and the facts that rules depend on.
@@ -199,6 +205,9 @@ class Means:
         Whether there are more ranks than cores.
     summaries : mapping of str to str
         How each executor works, in a few words, by its name.
+    cannot_run : callable
+        ``cannot_run(choice)`` returns why no executor can run a schedule in shared memory for the
+        call, or None if one can.
     """
 
     groups: Groups
@@ -206,6 +215,7 @@ class Means:
     vendor: str = ""
     crowded: bool = False
     summaries: Mapping[str, str] = field(default_factory=dict)
+    cannot_run: Callable[[Choice], str | None] = _no_executor
 
 
 class Chooser:
@@ -241,6 +251,7 @@ class Chooser:
         self._executors = {executor.name: executor for executor in executors}
         self._messages = self._executors.pop("messages")
         self._summaries = {e.name: e.summary for e in self._executors.values()}
+        self._in_memory = {e.memory: e for e in executors if e.memory is not None}
         usual = Executor.depends_on
         self._depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
         self.estimates: Estimates | None = None
@@ -251,8 +262,11 @@ class Chooser:
         self._chosen.clear()
 
     def executor(self, candidate: Candidate) -> Executor:
-        """Return the executor of a candidate; that of an algorithm is ``messages``."""
-        return self._messages if candidate.choice is not None else self._executors[candidate.name]
+        """Return the executor of a candidate; that of an algorithm by messages is ``messages``."""
+        if candidate.choice is None:
+            return self._executors[candidate.name]
+        memory = candidate.choice.algorithm.memory
+        return self._messages if memory is None else self._in_memory[memory.name]
 
     def choose(
         self,
@@ -297,13 +311,22 @@ class Chooser:
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
                 self._chosen.clear()
-            self._chosen[key] = candidate
+            if candidate.choice is None or candidate.choice.algorithm.memory is None:
+                self._chosen[key] = candidate  # other arrays may not be in that memory
         return candidate
 
     def means(self, call: Call, background: bool = False) -> Means:
         """Return the executors' reasons not to serve a call, and the facts that rules depend on."""
         reasons = Reasons(self._executors, call, background)
-        return Means(self.groups, reasons, *self._facts, self._summaries)
+
+        def cannot_run(choice: Choice) -> str | None:
+            memory = choice.algorithm.memory
+            executor = None if memory is None else self._in_memory.get(memory.name)
+            if executor is None:
+                return _no_executor(choice)
+            return executor.cannot_run(call, choice, background)
+
+        return Means(self.groups, reasons, *self._facts, self._summaries, cannot_run)
 
 
 class Candidates:
@@ -338,6 +361,8 @@ class Candidates:
         else:
             choice = self._choices[name] = find(self.call.collective, name)
             reason = why_not(choice, self.call, self.means.groups)
+            if reason is None and choice.algorithm.memory is not None:
+                reason = self.means.cannot_run(choice)
         known[name] = reason
         return reason
 
@@ -402,8 +427,6 @@ class Candidates:
 def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
     """Return why an algorithm cannot serve a call, or None if it can."""
     algorithm = choice.algorithm
-    if algorithm.memory is not None:
-        return f"it needs {algorithm.memory.name} memory, in which no executor runs schedules"
     reason = algorithm.unsupported(call.size, groups=groups)
     if reason is not None:
         return reason

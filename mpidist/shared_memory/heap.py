@@ -131,6 +131,11 @@ class Heap:
         assert self._lines is not None
         return self._lines
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether there are :attr:`lines`, the same on every rank."""
+        return self._lines is not None
+
     def missing(self) -> tuple[int, ...]:
         """Return the ranks that have not reached a barrier at which this rank waits."""
         return () if self._lines is None else self._lines.missing()

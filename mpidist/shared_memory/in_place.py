@@ -18,17 +18,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..algorithms.relabel import onward
-from ..backends.executor import Executor
 from ..backends.program import Action, Program, Round, Side, store
 from ..calls.call import Call
-from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from . import rooted
-from .barrier import Barrier, BoardArrival
+from .barrier import Barrier
 from .compiled import streams
 from .fold import fold
 from .heap import Heap, Location
-from .host import Host
 from .kernel import Body, Phase, copier, divisor, push, slices_of, unowned
 
 NEEDS = {
@@ -76,74 +73,6 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
 
 
 NO_HEAP = "the ranks share no memory"
-
-
-class Symmetric(Executor):
-    """Executor of the barrier, and of collectives directly in the arrays of ``comm.empty``."""
-
-    name, summary = "symmetric", "every rank reads and writes the others' memory in place"
-
-    def __init__(self, host: Host):
-        self._heap, self._board = host.heap, host.backend.board
-        self._check_same = host.check_same
-
-    def why_not(self, call: Call, background: bool) -> str | None:
-        """Return why the call cannot be served, usually a private array; None if it can."""
-        heap = self._heap
-        if heap is None:
-            return NO_HEAP
-        if call.collective == "barrier":
-            return None
-        if call.collective not in NEEDS:
-            return f"there is no {call.collective} in symmetric memory"
-        if location_of(call, heap) is None:
-            return f"{NEEDS[call.collective]} was not allocated by comm.empty()"
-        return (
-            "the counts of the other ranks are unknown (uneven alltoall)"
-            if call.uneven_alltoall
-            else None
-        )
-
-    def depends_on(self, call: Call) -> bool:
-        """Return whether this rank's array is in symmetric memory, as the call requires it."""
-        return self._heap is not None and location_of(call, self._heap) is not None
-
-    def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the executor and the location of the call's array, as text that ranks compare."""
-        heap = self._heap
-        assert heap is not None
-        location = location_of(call, heap)
-        return "in symmetric memory" + (
-            "" if location is None else f" {memory_key(call, location, heap)}"
-        )
-
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
-        """Return the program of the call's kernel.
-
-        In the background its first round waits for all ranks, as the engine does before a blocking
-        call.
-        """
-        heap = self._heap
-        assert heap is not None
-        if call.collective == "barrier":
-            program = Program([], meets=True)
-        else:
-            location = location_of(call, heap)
-            assert location is not None
-            program = kernel(call, location, heap)
-        if background:
-            board_arrival = BoardArrival(self._board, self._check_same)
-            program.items = [Round((), board_arrival, ()), *program.items]
-            program.named, program.meets = board_arrival, False
-        return program
 
 
 def kernel(call: Call, location: Location, heap: Heap) -> Program:

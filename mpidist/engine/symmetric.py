@@ -1,0 +1,94 @@
+"""The ``symmetric`` executor, which also runs schedules in symmetric memory by their names."""
+
+from __future__ import annotations
+
+from ..backends.executor import Executor
+from ..backends.program import Program, Round
+from ..calls.call import Call
+from ..schedule.registry import Choice
+from ..shared_memory.barrier import BoardArrival
+from ..shared_memory.host import Host
+from ..shared_memory.in_place import NEEDS, NO_HEAP, kernel, location_of, memory_key
+from .mapped import Mapped
+
+
+class Symmetric(Executor):
+    """Executor of the barrier, and of collectives directly in the arrays of ``comm.empty``."""
+
+    name, summary = "symmetric", "every rank reads and writes the others' memory in place"
+    memory = "mapped"
+
+    def __init__(self, host: Host):
+        self._heap, self._board = host.heap, host.backend.board
+        self._check_same = host.check_same
+        self._mapped = None if host.heap is None else Mapped(host.heap, host.arity)
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return why the call cannot be served, usually a private array; None if it can."""
+        heap = self._heap
+        if heap is None:
+            return NO_HEAP
+        if call.collective == "barrier":
+            return None
+        if call.collective not in NEEDS:
+            return f"there is no {call.collective} in symmetric memory"
+        if location_of(call, heap) is None:
+            return f"{NEEDS[call.collective]} is no array of comm.empty()"
+        return (
+            "the counts of the other ranks are unknown (uneven alltoall)"
+            if call.uneven_alltoall
+            else None
+        )
+
+    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
+        """Return why a schedule cannot run on the arrays of a call, or None if it can."""
+        if call.on_device:
+            return "its arrays are on a GPU"
+        if self._mapped is None:
+            return NO_HEAP
+        return self._mapped.why_not(call, choice, background)
+
+    def depends_on(self, call: Call) -> bool:
+        """Return whether this rank's array is in symmetric memory, as the call requires it."""
+        return self._heap is not None and location_of(call, self._heap) is not None
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return how the call is served, and where its array is, as text that ranks compare."""
+        heap, mapped = self._heap, self._mapped
+        assert heap is not None and mapped is not None
+        if choice is not None:
+            return f"by {choice.name} in symmetric memory {mapped.agreed(call, choice)}".rstrip()
+        location = location_of(call, heap)
+        return "in symmetric memory" + (
+            "" if location is None else f" {memory_key(call, location, heap)}"
+        )
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program of the call's kernel, or of a schedule.
+
+        In the background its first round waits for all ranks, as the engine does before a blocking
+        call.
+        """
+        heap, mapped = self._heap, self._mapped
+        assert heap is not None and mapped is not None
+        if choice is not None:
+            program = mapped.program(call, choice)
+        elif call.collective == "barrier":
+            program = Program([], meets=True)
+        else:
+            location = location_of(call, heap)
+            assert location is not None
+            program = kernel(call, location, heap)
+        if background:
+            board_arrival = BoardArrival(self._board, self._check_same)
+            program.items = [Round((), board_arrival, ()), *program.items]
+            program.named, program.meets = board_arrival, False
+        return program

@@ -1,0 +1,401 @@
+"""Schedules bound to symmetric memory, run in one process with the parts of all ranks in one array.
+
+The ranks' programs run phase by phase, the ranks of a phase in a random order: what a meeting does
+not order may happen so.
+"""
+
+import random
+import weakref
+
+import numpy as np
+import pytest
+
+from mpidist import ScheduleError
+from mpidist.algorithms.in_place import allreduce_in_place
+from mpidist.algorithms.relabel import inward
+from mpidist.calls.arrays import owner
+from mpidist.calls.call import Caller
+from mpidist.calls.prepare import prepare
+from mpidist.engine.mapped import Mapped
+from mpidist.operations import find_op
+from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
+from mpidist.schedule.registry import find, unregister
+from mpidist.schedule.rounds import blocks
+from mpidist.shared_memory.barrier import BarrierLines
+from mpidist.shared_memory.heap import Allocation, Heap
+
+SHIPPED = [
+    (a.collective, a.name)
+    for a in algorithms(one_sided=True)
+    if a.memory is not None and a.memory.name == "mapped" and a.name.startswith("in_place")
+]
+WITH_DATA = [pair for pair in SHIPPED if pair[0] != "barrier"]
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+
+
+class Ranks:
+    """The symmetric memory of all ranks, in one process."""
+
+    def __init__(self, size):
+        self.size, self.number = size, 0
+        words = memoryview(bytearray(BarrierLines.bytes_needed(size, 2))).cast("q")
+        self.heaps = [Heap(rank, size, lambda value: [value] * size) for rank in range(size)]
+        for rank, heap in enumerate(self.heaps):
+            heap._lines = BarrierLines(words, rank, size, (1, 0))
+        self.mapped = [Mapped(heap, 2) for heap in self.heaps]
+
+    def empty(self, n, dtype="float64"):
+        """Return a symmetric array of each rank."""
+        nbytes = n * np.dtype(dtype).itemsize
+        stride = 2 * (nbytes // 64 + 1) * 64
+        flat = np.zeros(stride * self.size, np.uint8)
+        self.number += 1
+        start = flat.__array_interface__["data"][0]
+        for rank, heap in enumerate(self.heaps):
+            ref = weakref.ref(owner(flat))
+            made = Allocation(self.number, start, stride, self.size, rank, ref)
+            heap._allocations[id(owner(flat))] = heap._by_number[self.number] = made
+        return [flat[r * stride : r * stride + nbytes].view(dtype) for r in range(self.size)]
+
+    def calls(self, collective, xs, outs, root=0, op=None, counts=None):
+        """Return the call of each rank, which passes what a user of that rank would pass."""
+        given = {"root": root} if collective in ROOTED else {}
+        given |= {} if op is None else {"op": op}
+        given |= {} if counts is None else {"counts": counts}
+        made = []
+        for rank, (x, out) in enumerate(zip(xs, outs)):
+            if collective in ("reduce", "gather") and rank != root:
+                out = None
+            if collective == "scatter" and rank != root:
+                x = None
+            made.append(prepare(collective, Caller(rank, self.size), x, out, **given).call)
+        return made
+
+    def why_not(self, name, calls, background=False):
+        choice = find(calls[0].collective, name)
+        return [m.why_not(call, choice, background) for m, call in zip(self.mapped, calls)]
+
+    def bound(self, name, calls):
+        assert not any(self.why_not(name, calls))
+        choice = find(calls[0].collective, name)
+        return [mapped.program(call, choice) for mapped, call in zip(self.mapped, calls)]
+
+    def run(self, programs, seed=0):
+        order, shuffle = list(range(self.size)), random.Random(seed).shuffle
+        for rank in order:
+            for action in programs[rank].before:
+                action()
+        for rounds in zip(*(program.items for program in programs), strict=True):
+            for at in rounds:
+                if at.transfer is not None:
+                    at.transfer.start()
+            shuffle(order)
+            for rank in order:
+                assert rounds[rank].transfer is None or rounds[rank].transfer.test()
+                for action in rounds[rank].after:
+                    action()
+
+
+def lengths(collective, n, size):
+    """The elements of `x` and `out` of each rank, for parts or arrays of `n`."""
+    long = n * size
+    return (
+        long if collective in ("scatter", "reduce_scatter", "alltoall") else n,
+        long if collective in ("gather", "allgather", "alltoall") else n,
+    )
+
+
+def filled(arrays):
+    for rank, x in enumerate(arrays):
+        values = np.random.default_rng(rank).random(x.size) - 0.5
+        x[...] = (values * 20).astype(x.dtype)
+
+
+def combined(xs, op, parts):
+    """The bits of ``direct``: a part's owner combines with the ranks below it, then above it."""
+    function, size, total = find_op(op).function, len(xs), np.empty_like(xs[0])
+    for rank, part in enumerate(parts):
+        value = xs[rank][part]
+        for peer in inward(rank, size)[1:]:
+            other = xs[peer][part]
+            value = function(other, value) if peer < rank else function(value, other)
+        total[part] = value
+    return total
+
+
+def expected(collective, xs, root, op):
+    """The result of every rank."""
+    size = len(xs)
+    if op is not None:
+        total = combined(xs, op, blocks(xs[0].size, size))
+        return np.split(total, size) if collective == "reduce_scatter" else [total] * size
+    if collective == "broadcast":
+        return [xs[root]] * size
+    if collective in ("allgather", "gather"):
+        return [np.concatenate(xs)] * size
+    if collective == "scatter":
+        return np.split(xs[root], size)
+    return [np.concatenate([np.split(x, size)[rank] for x in xs]) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
+@pytest.mark.parametrize(("collective", "name"), WITH_DATA)
+def test_shipped_schedules(collective, name, size):
+    """Twice, in different orders of the ranks: the same bits as ``direct``, and `x` unchanged."""
+    ranks = Ranks(size)
+    reduces = find(collective, name).algorithm.contract.reduces
+    for n in (0, 1, 5, 1000):
+        for dtype, op in (("float32", "sum"), ("int32", "max"), ("float64", "prod")):
+            for root in sorted({0, size - 1}) if collective in ROOTED else (0,):
+                long, result = lengths(collective, n, size)
+                xs, outs = ranks.empty(long, dtype), ranks.empty(result, dtype)
+                filled(xs)
+                kept = [x.copy() for x in xs]
+                wanted = expected(collective, kept, root, op if reduces else None)
+                calls = ranks.calls(collective, xs, outs, root, op if reduces else None)
+                programs = ranks.bound(name, calls)
+                for seed in range(2):
+                    for out in outs:
+                        out[...] = 77
+                    ranks.run(programs, seed)
+                    assert [x.tobytes() for x in xs] == [x.tobytes() for x in kept]
+                    for call, right in zip(calls, wanted):
+                        assert call.out is None or call.out.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 5))
+def test_uneven_counts(size):
+    counts = [3 * rank % 4 for rank in range(size)]
+    ranks, total = Ranks(size), sum(counts)
+    for collective in ("allgather", "gather", "scatter", "reduce_scatter"):
+        deals = collective in ("scatter", "reduce_scatter")
+        long, short = ranks.empty(total, "int32"), ranks.empty(max(counts), "int32")
+        filled(long)
+        filled(short)
+        parts = [part[:count] for part, count in zip(short, counts)]
+        op = "sum" if collective == "reduce_scatter" else None
+        xs, outs = (long, parts) if deals else (parts, long)
+        cuts = np.cumsum(counts)[:-1]
+        wanted = [np.concatenate(parts)] * size
+        if deals:
+            wanted = np.split(long[0] if op is None else np.sum(long, axis=0, dtype="int32"), cuts)
+        calls = ranks.calls(collective, xs, outs, 0, op, counts)
+        ranks.run(ranks.bound("in_place", calls))
+        for call, right in zip(calls, wanted):
+            assert call.out is None or (call.out == right).all()
+
+
+# -- a user's own schedules -----------------------------------------------------------------------
+
+
+def fetched(rank, size):
+    """The owners combine beside their arrays, and the others fetch."""
+    yield Meet(range(size))
+    yield Fold(range(size), blocks=rank, target="tmp")
+    yield Meet(range(size))
+    others = (Get(r, blocks=r, source="tmp") for r in range(size) if r != rank)
+    yield Copy(rank, rank, source="tmp"), *others
+    yield Meet(range(size))
+
+
+def by_pairs(rank, size):
+    """Pairs combine beside their arrays; only even ranks are in the second meeting."""
+    every, even = range(size), range(0, size, 2)
+    yield Meet(every)
+    if rank in even:
+        yield Fold(range(rank, min(rank + 2, size)), blocks=range(2), target="tmp")
+        yield Meet(even)
+    if rank == 0:
+        yield Fold(even, blocks=(0, 1), source="tmp")
+    yield Meet(every, awaits=() if rank == 0 else (0,))
+    if rank:
+        yield Get(0, blocks=range(2))
+    yield Meet(every, awaits=None if rank == 0 else ())
+
+
+def side_by_side(rank, size):
+    """Half of the blocks with the ranks in reverse order."""
+    mirrored = on(range(size - 1, -1, -1), allreduce_in_place(size - 1 - rank, size), size.__add__)
+    yield parallel(allreduce_in_place(rank, size), mirrored)
+
+
+def stored_thrice(rank, size):
+    """A result that is put, copied on, and read again after the meeting."""
+    others = [peer for peer in range(size) if peer != rank]
+    yield Meet(range(size))
+    yield Fold((rank, *others), blocks=rank, target="tmp")
+    yield tuple(Put(peer, blocks=rank, source="tmp") for peer in others)
+    yield Meet(range(size))
+    yield Copy(rank, rank, source="tmp")
+
+
+OWN = {
+    "fetched": (fetched, lambda size: size),
+    "by_pairs": (by_pairs, 2),
+    "side_by_side": (side_by_side, lambda size: 2 * size),
+    "stored_thrice": (stored_thrice, lambda size: size),
+}
+
+
+@pytest.fixture(params=OWN)
+def own(request):
+    function, count = OWN[request.param]
+    algorithm("allreduce", request.param, blocks=count, memory="mapped")(function)
+    yield request.param
+    unregister("allreduce", request.param)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 8))
+def test_own_schedules(own, size):
+    prove("allreduce", own, size)
+    ranks = Ranks(size)
+    for n in (0, 1, 5, 1000):
+        for op, function in (("sum", np.sum), ("mean", np.mean), ("max", np.max)):
+            for how in ("apart", "in place", "private"):
+                outs = ranks.empty(n)
+                xs = {"apart": ranks.empty(n), "in place": outs}.get(how) or [
+                    np.empty(n) for _ in outs
+                ]
+                filled(xs)
+                right = function(xs, axis=0)
+                programs = ranks.bound(own, ranks.calls("allreduce", xs, outs, op=op))
+                ranks.run(programs, n)
+                for out in outs:
+                    np.testing.assert_allclose(out, right, atol=1e-13)
+
+
+def test_blocks_that_change_places():
+    """Copies between blocks that overlap: all are read before one is written."""
+
+    @algorithm("allreduce", "turned", blocks=lambda size: size, equal_blocks=True, memory="mapped")
+    def turned(rank, size):
+        every, moved = range(size), (*range(1, size), 0)
+        yield Meet(every)
+        yield Fold(every, blocks=every, target="tmp")
+        yield Copy(every, moved, "tmp", "tmp")
+        yield Meet(every)
+        yield Copy(moved, every, "tmp", "out")
+
+    try:
+        prove("allreduce", "turned", 3)
+        ranks = Ranks(3)
+        xs, outs = ranks.empty(12), ranks.empty(12)
+        filled(xs)
+        ranks.run(ranks.bound("turned", ranks.calls("allreduce", xs, outs, op="max")))
+        assert all((out == np.max(xs, axis=0)).all() for out in outs)
+    finally:
+        unregister("allreduce", "turned")
+
+
+def test_copies_that_follow_each_other():
+    """Each block is the next one's source: neighbours, but not one copy."""
+
+    @algorithm("broadcast", "handed_on", blocks=3, equal_blocks=True, memory="mapped")
+    def handed_on(rank, size, *, root):
+        if rank == root:
+            yield Copy(0, 0, "in", "tmp")
+        yield Meet(range(size))
+        if rank != root:
+            yield Get(root, 0, "tmp", "tmp")
+            yield Copy(0, 1, "tmp", "tmp")
+            yield Copy(1, 2, "tmp", "tmp")
+            yield Copy(range(3), range(3), "tmp", "out")
+        yield Meet(range(size))
+
+    try:
+        ranks = Ranks(2)
+        xs, outs = ranks.empty(12), ranks.empty(12)
+        filled(xs)
+        ranks.run(ranks.bound("handed_on", ranks.calls("broadcast", xs, outs)))
+        assert (outs[1] == np.tile(xs[0][:4], 3)).all()
+    finally:
+        unregister("broadcast", "handed_on")
+
+
+def test_a_result_is_stored_only_where_it_is_read():
+    """What is combined into "tmp" and copied on from there is not stored in "tmp"."""
+
+    @algorithm("allreduce", "copied_on", blocks=2, memory="mapped")
+    def copied_on(rank, size):
+        yield Meet(range(size))
+        yield Fold(range(size), blocks=rank, target="tmp")
+        yield Put(1 - rank, rank, "tmp"), Copy(rank, rank, "tmp")
+        yield Meet(range(size))
+
+    try:
+        prove("allreduce", "copied_on", 2)
+        ranks = Ranks(2)
+        xs, outs = ranks.empty(10), ranks.empty(10)
+        filled(xs)
+        calls = ranks.calls("allreduce", xs, outs, op="sum")
+        ranks.run(ranks.bound("copied_on", calls))
+        assert all((out == np.sum(xs, axis=0)).all() for out in outs)
+        schedule = ranks.mapped[0]._schedule(calls[0], find("allreduce", "copied_on"))
+        ((step,),) = [steps for steps in schedule.layout(calls[0]).steps if steps]
+        assert [key for key, _, _ in step.targets] == [(1, "out"), (0, "out")]
+    finally:
+        unregister("allreduce", "copied_on")
+
+
+@pytest.mark.parametrize("size", (1, 2, 3, 6))
+def test_own_scan(size):
+    @algorithm("scan", "looked_back", ordered=True, memory="mapped")
+    def looked_back(rank, size):
+        """Every rank combines the inputs of all ranks up to itself."""
+        yield Meet(range(size))
+        yield Fold(range(rank, -1, -1), target="tmp")
+        yield Meet(range(size))
+        yield Copy(0, 0, source="tmp")
+
+    try:
+        prove("scan", "looked_back", size)
+        ranks = Ranks(size)
+        for xs in (ranks.empty(100), [np.empty(100) for _ in range(size)]):
+            outs = ranks.empty(100)
+            filled(xs)
+            ranks.run(ranks.bound("looked_back", ranks.calls("scan", xs, outs, op="sum")))
+            for rank, out in enumerate(outs):
+                np.testing.assert_allclose(out, np.sum(xs[: rank + 1], axis=0), atol=1e-13)
+    finally:
+        unregister("scan", "looked_back")
+
+
+# -- what cannot be -------------------------------------------------------------------------------
+
+
+def test_reasons():
+    ranks, private = Ranks(2), [np.empty(10), np.empty(10)]
+    shared = ranks.empty(10)
+    refused = "is no array of comm.empty()"
+    for collective, name, xs, outs, why in (
+        ("allreduce", "in_place", shared, private, [f"out {refused}"] * 2),
+        ("allreduce", "in_place", private, shared, [None] * 2),
+        ("reduce", "in_place", private, shared, [f"x {refused}"] * 2),
+        ("reduce", "in_place", shared, private, [f"out {refused}", None]),
+        ("gather", "in_place", private, [np.empty(20)] * 2, [f"out {refused}", None]),
+        ("gather", "in_place_fetched", private, [np.empty(20)] * 2, [None, f"x {refused}"]),
+    ):
+        op = "sum" if "reduce" in collective else None
+        assert ranks.why_not(name, ranks.calls(collective, xs, outs, op=op)) == why
+
+
+def test_no_shadow_in_the_background():
+    """Two operations in the background may read one input, and its shadow is one."""
+    ranks = Ranks(2)
+    calls = ranks.calls("reduce", ranks.empty(10), ranks.empty(10), op="sum")
+    assert ranks.why_not("in_place_fetched", calls) == [None, None]
+    assert (
+        "others reach its scratch memory 'tmp'" in ranks.why_not("in_place_fetched", calls, True)[0]
+    )
+
+
+def test_meetings_that_never_take_place():
+    @algorithm("barrier", "crossed", memory="mapped")
+    def crossed(rank, size):
+        yield Meet((rank, (rank + 1) % size))
+
+    try:
+        with pytest.raises(ScheduleError, match="rank 0: the meeting of ranks .0, 1. never takes"):
+            Ranks(3).bound("crossed", Ranks(3).calls("barrier", [None] * 3, [None] * 3))
+    finally:
+        unregister("barrier", "crossed")
