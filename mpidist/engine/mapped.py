@@ -21,19 +21,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends.program import Action, Program, store
-from ..calls.arrays import address, overlaps, view_at
+from ..calls.arrays import address, view_at
 from ..calls.call import Call
 from ..errors import InvalidArgument, ScheduleError
 from ..operations import is_half, is_mean
 from ..schedule.phases import REST, Cell, Row, phases_of
 from ..schedule.registry import Algorithm, Choice
 from ..schedule.unrolled import Lengths
-from ..shared_memory.compiled import streams
+from ..shared_memory.compiled import stream, streams
 from ..shared_memory.conditional import ConditionalAction, TargetedAction
 from ..shared_memory.fold import fold_in_order
 from ..shared_memory.heap import Heap, Location
 from ..shared_memory.in_place import assemble
-from ..shared_memory.kernel import Phase, copier, divisor, push
+from ..shared_memory.kernel import Phase, divisor, push, unowned
 from .storage import HostMemory, Piece, Storage, merge_rows
 
 _KEPT = 1024  # schedules and layouts, by algorithm, root and lengths
@@ -150,7 +150,7 @@ class _Schedule:
         if self.may_copy and "in" not in found:
             location = found.get("out") or heap.find(call.out)
             if location is not None:
-                found["in"] = found["out"] = location
+                found["in"] = found["out"] = location  # one object, only here: x is to be copied
         if self.scratch:
             # Operations in the background may read one input at once, but share no shadow.
             beside = [b for b in self._whole if b == "out" or not background]
@@ -275,7 +275,7 @@ class _Layout:
             for written in sorted(stored):  # by others: to be read there from now on
                 storage.write(written)
         self.finish: list[Any] = storage.finish()
-        self.scratch: list[_Scratch] = symbols.scratch
+        self.scratch: list[_Scratch] = [made for made in symbols.scratch if made.size]
 
     def _array(self, owner: int, kind: str) -> Key:
         """Return what stands for the array with a buffer of a rank: always the same object."""
@@ -371,10 +371,9 @@ class _Binding:
         self._schedule, self._layout, self._heap = schedule, layout, heap
         self._rank, self._size, self._tags = call.rank, call.size, [0]
         self._op, self._divisor = call.op, divisor(call)
-        self._memory = HostMemory(call.dtype)
-        nbytes = call.nbytes if call.out is None else call.out.nbytes
-        self._streamed = streams(nbytes)
-        self._copy = store if call.out is None else copier(call.out)
+        self._streamed = streams(call.nbytes if call.out is None else call.out.nbytes)
+        self._copy = stream if self._streamed and call.out is not None else store
+        self._in_place = call.in_place
         self._before: list[Action] = []
         self._arrays = self._found(call)
         for buffer in schedule.noted:
@@ -384,29 +383,24 @@ class _Binding:
 
     def _found(self, call: Call) -> dict[Any, Any]:
         """Return the array of each of the layout's, or a `_Noted` for it."""
-        schedule, rank, dtype = self._schedule, self._rank, call.dtype
-        x = None if call.x is None else self._memory.array(call.x)
-        out = x if call.out is call.x else None
-        if call.out is not None and out is None:
-            out = self._memory.array(call.out)
+        schedule, layout, dtype = self._schedule, self._layout, call.dtype
         found = schedule.locations(call, self._heap)
-        if schedule.may_copy and found["in"] == found.get("out"):
-            assert x is not None and out is not None
-            if address(x) != address(out) or not x.size:
-                self._before, x = [store(out, x)] if x.size else [], out
         arrays: dict[Any, Any] = {}
-        for scratch in self._layout.scratch:
-            arrays[scratch] = self._memory.allocate(scratch.size)
-        for key, count in self._layout.lengths.items():
+        for scratch in layout.scratch:
+            arrays[scratch] = np.empty(scratch.size, dtype)
+        for key, count in layout.lengths.items():
             owner, kind = key
-            if owner == rank and kind in _ARGUMENT:
-                arrays[key] = x if kind == "in" else out
-            elif kind in schedule.scratch:
+            if kind in schedule.scratch:
                 arrays[key] = found[kind].shadow(owner, count, dtype)
-            elif kind in schedule.shared:
+            elif kind in found:
                 arrays[key] = view_at(found[kind].address(owner), count, dtype)
-            else:
+            elif owner != self._rank:
                 arrays[key] = _Noted(self._heap, owner, kind, count, dtype)
+            else:
+                arrays[key] = unowned(call.x if kind == "in" else call.out)
+        if schedule.may_copy and found["in"] is found.get("out"):  # the same object: see locations
+            self._before.append(store(arrays[self._rank, "out"], unowned(call.x)))
+            self._in_place = True
         return arrays
 
     def _note(self, buffer: str, location: Location | None) -> Action:
@@ -424,37 +418,34 @@ class _Binding:
     def program(self) -> Program:
         """Return the program: the steps of each phase as actions, with barriers between them."""
         phases, layout = self._schedule.phases, self._layout
-        before, *later = [self._actions(steps, not n) for n, steps in enumerate(layout.steps)]
-        if not later:
-            later.append([])
+        parts = [self._actions(steps) if steps else [] for steps in layout.steps[1:]] or [[]]
+        # In the first phase others are about to read what is stored: it should be in the cache.
+        self._copy = store
+        before = self._actions(layout.steps[0])
         for target, source in layout.finish:
-            if self._differ(target, source):
-                later[-1].append(store(self._view(target), self._view(source)))
+            if not self._in_place or self._differ(target, source):
+                parts[-1].append(store(self._view(target), self._view(source)))
         out = self._arrays.get((self._rank, "out"))
         if self._divisor and not phases.complete and out is not None:
-            later[-1].append(self._memory.divide(out, out, self._divisor))
-        body: list[Phase | list[Action]] = [later[0]]
-        for actions, awaits in zip(later[1:], phases.awaits[1:]):
+            parts[-1].append(HostMemory.divide(out, out, self._divisor))
+        body: list[Phase | list[Action]] = [parts[0]]
+        for actions, awaits in zip(parts[1:], phases.awaits[1:]):
             if len(awaits) == self._size - 1:
                 body.append(actions)
             else:
                 body.append(Phase(actions, partial(tuple, awaits) if awaits else tuple))
         return assemble(([*self._before, *before], body), self._heap, self._tags)
 
-    def _actions(self, steps: Sequence[_Step], first: bool) -> list[Action]:
-        """Return the actions of a phase, of which those on noted arrays are bound when they run.
-
-        In the first phase others are about to read what is stored: it should be in the cache.
-        """
-        copy = store if first else self._copy
+    def _actions(self, steps: Sequence[_Step]) -> list[Action]:
+        """Return the actions of a phase, of which those on noted arrays are bound when they run."""
         if not self._schedule.noted:
-            return [action for step in steps for action in self._bound(step, copy)]
+            return [action for step in steps for action in self._bound(step, self._copy)]
         actions: list[Action] = []
         for noted, group in groupby(steps, lambda step: bool(self._noted(step))):
             if noted:
                 actions.append(self._targeted(list(group)))
             else:
-                actions += [action for step in group for action in self._bound(step, copy)]
+                actions += [one for step in group for one in self._bound(step, self._copy)]
         return actions
 
     def _noted(self, step: _Step) -> list[_Noted]:
@@ -464,12 +455,12 @@ class _Binding:
     def _bound(self, step: _Step, copy: Copier) -> list[Action]:
         ranks, sources, targets = step
         if not ranks:
-            apart = [target for target in targets if self._differ(target, sources[0])]
-            return push(self._view(sources[0]), [self._view(target) for target in apart], copy)
+            if self._in_place:
+                targets = tuple([to for to in targets if self._differ(to, sources[0])])
+            return push(self._view(sources[0]), [self._view(to) for to in targets], copy)
         assert self._op is not None
         inputs, outs = [self._view(s) for s in sources], [self._view(t) for t in targets]
-        # What has just been read is in the cache: streaming would not pay there.
-        streamed = self._streamed and not any(overlaps(out, x) for out in outs for x in inputs)
+        streamed = self._streamed and not self._in_place  # what was just read is in the cache
         by = self._divisor if self._schedule.phases.complete else 0
         return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
 
