@@ -70,7 +70,7 @@ class Mapped:
         if is_mean(call.op) and is_half(call.dtype) and not schedule.phases.complete:
             return f"it combines in several steps, in which a mean of {call.dtype} may overflow"
         if schedule.needs_lines and not self._heap.has_lines:
-            return "it has several meetings, and there is no array of comm.empty() yet"
+            return "it has several meetings, and there was not allocated by comm.empty() yet"
         return schedule.why_not(call, self._heap, background)
 
     def agreed(self, call: Call, choice: Choice) -> str:
@@ -165,12 +165,12 @@ class _Schedule:
         for buffer in self.shared:
             if buffer not in found:
                 wanted = "out" if buffer == "in" and self.may_copy else buffer
-                return f"{_ARGUMENT[wanted]} is no array of comm.empty()"
+                return f"{_ARGUMENT[wanted]} was not allocated by comm.empty()"
         for buffer in self.noted:
             data = call.x if buffer == "in" else call.out
             mine = (call.rank, buffer) in self.phases.reached and data is not None and data.size
             if mine and heap.find(data) is None:
-                return f"{_ARGUMENT[buffer]} is no array of comm.empty()"
+                return f"{_ARGUMENT[buffer]} was not allocated by comm.empty()"
         for buffer in self.scratch:
             if buffer not in found:
                 beside = [_ARGUMENT[b] for b in self._whole if b == "out" or not background]

@@ -33,7 +33,7 @@ class Symmetric(Executor):
         if call.collective not in NEEDS:
             return f"there is no {call.collective} in symmetric memory"
         if location_of(call, heap) is None:
-            return f"{NEEDS[call.collective]} is no array of comm.empty()"
+            return f"{NEEDS[call.collective]} was not allocated by comm.empty()"
         return (
             "the counts of the other ranks are unknown (uneven alltoall)"
             if call.uneven_alltoall

@@ -366,7 +366,7 @@ def test_own_scan(size):
 def test_reasons():
     ranks, private = Ranks(2), [np.empty(10), np.empty(10)]
     shared = ranks.empty(10)
-    refused = "is no array of comm.empty()"
+    refused = "was not allocated by comm.empty()"
     for collective, name, xs, outs, why in (
         ("allreduce", "in_place", shared, private, [f"out {refused}"] * 2),
         ("allreduce", "in_place", private, shared, [None] * 2),
