@@ -32,8 +32,7 @@ from ..shared_memory.compiled import stream, streams
 from ..shared_memory.conditional import ConditionalAction, TargetedAction
 from ..shared_memory.fold import fold_in_order
 from ..shared_memory.heap import Heap, Location
-from ..shared_memory.in_place import assemble
-from ..shared_memory.kernel import Phase, divisor, push, unowned
+from ..shared_memory.kernel import Phase, assemble, divisor, push, unowned
 from .storage import HostMemory, Piece, Storage, merge_rows
 
 _KEPT = 1024  # schedules and layouts, by algorithm, root and lengths

@@ -5,7 +5,8 @@ announced, and phases of actions; a barrier separates the phases::
 
     actions before | all ranks arrive | phase 1 | barrier | phase 2 | … | barrier | last phase
 
-Used by the executors in in_place, rooted, slots and single_copy.
+Written by hand in rooted, slots and single_copy; those of schedules are made by
+``engine/mapped.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.program import Action, store
+from ..backends.program import Action, Program, Round, Side, store
 from ..calls.arrays import address, view_at
 from ..calls.call import Call
 from ..operations import is_half, is_mean
 from ..schedule.rounds import blocks
+from .barrier import Barrier
 from .compiled import stream, streams
 from .fold import PIECE_BYTES, fold
+from .heap import Heap
 
 _ONE_SHOT_BYTES = {"allreduce": 128 << 10, "reduce": 64 << 10}
 _OF_HALVES = {"allreduce": 1 << 10, "reduce": 2 << 10}
@@ -54,6 +57,29 @@ class Phase(NamedTuple):
 
 Body = tuple[list[Action], Sequence[Phase | list[Action]]]
 """A kernel's actions before the rank is announced, and its phases."""
+
+
+def assemble(body: Body, heap: Heap, tags: list[int], slot: int | None = None) -> Program:
+    """Return the program of a kernel, with a barrier between its phases.
+
+    Parameters
+    ----------
+    body : Body
+        Actions before this rank announces its arrival, and the phases after all have arrived.
+    heap : Heap
+        The heap whose barrier counters are used.
+    tags : list of int
+        ``Program.tags``: one number, the set of barrier counters and notes in ``heap.lines`` that
+        a run uses; 0 in blocking calls.  The kernel's actions read it at each run.
+    slot : int, optional
+        Index of the staging slot that the kernel uses.
+    """
+    before, phases = body
+    first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
+    items: list[Round | Side] = [Round((), None, tuple(first.actions))]
+    for actions, awaits in later:
+        items.append(Round((), Barrier(heap.lines, tags, awaits), tuple(actions)))
+    return Program(items, tags=tags, before=tuple(before), slot=slot, meets=True)
 
 
 def one_shot(call: Call) -> bool:

@@ -1,10 +1,11 @@
-"""Kernels in symmetric memory of the collectives with a root: reduce, broadcast, gather, scatter.
+"""Kernels in symmetric memory of reduce, gather and scatter, whose root may have a private array.
 
 An array that only the root has need not be symmetric.  The root notes its location before it is
 announced.  Ranks that can reach the array there read or write it themselves; if it is private
 memory, or a rank has unmapped it, the root copies that rank's part.
 
-The ``symmetric`` executor (:mod:`.in_place`) binds these kernels.
+The ``symmetric`` executor binds these kernels; of the other collectives it runs the schedules
+``in_place``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program import Action, store
+from ..backends.program import Action, Program, store
 from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..schedule.rounds import blocks
@@ -24,7 +25,7 @@ from .compiled import streams
 from .conditional import ConditionalAction, TargetedAction
 from .fold import fold
 from .heap import Heap, Location
-from .kernel import Body, Phase, combine_all, copier, divisor, one_shot, slices_of, unowned
+from .kernel import Body, Phase, assemble, divisor, slices_of, unowned
 
 # A rank's notes: allocation number and offset of its array; whether it cannot reach the root's.
 _NUMBER, _OFFSET, _UNREACHED = range(3)
@@ -196,19 +197,12 @@ class RootArray:
 def reduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     """Return the kernel of reduce: each rank combines a slice and stores it in the root's `out`.
 
-    A rank that cannot reach `out` stores its slice in the shadow of the root's `x`.  The root
-    combines short arrays alone, which saves a barrier (4 KiB: 0.6–0.8 of the time on 2 and 4 ranks,
-    64 KiB: the same; from 256 KiB on 1.15–1.5 times as long).
+    A rank that cannot reach `out` stores its slice in the shadow of the root's `x`.
     """
     assert call.x is not None and call.op is not None
     parts = blocks(call.x.size, call.size)
     mine = parts[call.rank]
     views = location.views(call.x.size, call.dtype)
-    if one_shot(call):
-        if call.rank != call.root:
-            return [], [[], []]
-        assert call.out is not None
-        return [], [combine_all(call, views, unowned(call.out)), []]
     inputs, streamed = [x[mine] for x in views], streams(call.nbytes)
     combine_into = partial(
         fold, call.op, inputs, call.rank, divisor=divisor(call), streamed=streamed
@@ -231,27 +225,6 @@ def reduce(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
         return combine_into([(shadow if target is None else target)[mine]])
 
     return [], [[root_array.targeted(combine)], []]
-
-
-def broadcast(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
-    """Return the kernel of broadcast, in which the root and each other rank copy equal amounts.
-
-    The array has one block per rank: every other rank reads all but the last block from the root;
-    the root stores the last block in the arrays of all others.  A single core does not use up the
-    memory's bandwidth, so with 2 ranks this is twice as fast as one copy by the other rank.
-    """
-    assert call.out is not None
-    views = location.views(call.out.size, call.dtype)
-    split, copy = blocks(call.out.size, call.size)[-1].start, copier(call.out)
-    theirs = slice(0, split) if call.size > 1 else slice(0, 0)
-    if call.rank != call.root:
-        return [], [[copy(views[call.rank][theirs], views[call.root][theirs])], []]
-    before: list[Action] = []
-    if not call.in_place and call.x is not None:
-        before.append(store(views[call.rank], unowned(call.x)))
-    others = [view for rank, view in enumerate(views) if rank != call.root]
-    work = [copy(view[split:], views[call.root][split:]) for view in others]
-    return before, [list[Action](work), []]
 
 
 def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
@@ -315,3 +288,12 @@ def scatter(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body
     if not call.in_place:
         own.append(store(unowned(call.out), x[mine]))
     return root_array.announce(call.x), [own, [root_array.serve_unreached(put)], Phase([], tuple)]
+
+
+def kernel(call: Call, location: Location, heap: Heap) -> Program:
+    """Return the program of a reduce, gather or scatter, whose symmetric array is at `location`."""
+    tags = [0]
+    return assemble(_KERNELS[call.collective](call, location, heap, tags), heap, tags)
+
+
+_KERNELS = {"reduce": reduce, "gather": gather, "scatter": scatter}

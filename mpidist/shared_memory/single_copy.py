@@ -26,8 +26,8 @@ from ..schedule.rounds import blocks
 from .fold import PIECE_BYTES, fold
 from .heap import Heap
 from .host import Host
-from .in_place import NO_HEAP, assemble
-from .kernel import divisor, slices_of, unowned
+from .in_place import NO_HEAP
+from .kernel import assemble, divisor, slices_of, unowned
 
 _X, _OUT = range(2)  # a rank's notes: addresses of its input and its result
 _LEAST_PIECE = 64 << 10  # bytes

@@ -28,8 +28,8 @@ from ..schedule.registry import Choice
 from ..schedule.rounds import blocks
 from .heap import STAGING_BYTES, Heap, Location
 from .host import Host
-from .in_place import NO_HEAP, assemble
-from .kernel import Body, combine, combine_all, one_shot, pieces_of, slices_of, unowned
+from .in_place import NO_HEAP
+from .kernel import Body, assemble, combine, combine_all, one_shot, pieces_of, slices_of, unowned
 
 _PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
 _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much

@@ -13,7 +13,7 @@ import pytest
 import mpidist
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
-from mpidist.shared_memory import in_place
+from mpidist.engine.mapped import Mapped
 from mpidist.shared_memory.barrier import Barrier
 
 pytestmark = pytest.mark.one_node
@@ -143,12 +143,14 @@ def test_shapes_views_and_repeats(comm):
 
 
 def test_auto_takes_it_where_it_is_faster(comm, monkeypatch):
-    x, made, plain = comm.empty(1 << 16, "float32"), [], in_place.kernel
+    x, made, plain = comm.empty(1 << 16, "float32"), [], Mapped.program
     monkeypatch.setattr(
-        in_place, "kernel", lambda *arguments: made.append(arguments) or plain(*arguments)
+        Mapped, "program", lambda *arguments: made.append(arguments) or plain(*arguments)
     )
     comm.allreduce(x, out=x)
-    assert [call.collective for call, _, _ in made] == ["allreduce"]
+    assert [(call.collective, choice.name) for _, call, choice in made] == [
+        ("allreduce", "in_place")
+    ]
 
 
 def test_private_arrays_are_refused_by_name(comm):
