@@ -109,14 +109,17 @@ def phases_of(
     Raises
     ------
     ScheduleError
-        If the ranks' meetings cannot all take place.
+        If the ranks' meetings cannot all take place, or a step names a rank that there is not.
     """
     made = Phases(count)
     rounds = [list(_flat(schedule(peer))) for peer in range(size)]
-    for step in (step for theirs in rounds for steps in theirs for step in steps):
-        if not isinstance(step, (Copy, *ONE_SIDED)):
-            made.why_not = f"it has messages ({type(step).__name__}), and symmetric memory has none"
-            return made
+    for peer, theirs in enumerate(rounds):
+        for step in chain.from_iterable(theirs):
+            if not isinstance(step, (Copy, *ONE_SIDED)):
+                name = type(step).__name__
+                made.why_not = f"it has messages ({name}), and symmetric memory has none"
+                return made
+            _check(peer, size, step)
     order = _meetings(rounds)
     made.stored = [set() for _ in range(len(order) + 1)]
     mine: list[list[list[Row]]] = []
@@ -140,6 +143,20 @@ def phases_of(
     private = "" if (rank, "tmp") in made.reached else "tmp"
     made.rows = [_joined(phase, uses, private) for phase in mine]
     return made
+
+
+def _check(rank: int, size: int, step: Step) -> None:
+    """Raise if a step names ranks that there are not, or a meeting without this rank."""
+    named: Sequence[int] = ()
+    if isinstance(step, Meet):
+        named = step.group
+        if rank not in named:
+            raise ScheduleError(f"{step!r} is without this rank", rank=rank)
+    elif not isinstance(step, Copy):
+        named = step.peers if isinstance(step, Fold) else (step.peer,)
+    for peer in named:
+        if not 0 <= peer < size:
+            raise ScheduleError(f"{step!r} names rank {peer}; there are {size} ranks", rank=rank)
 
 
 def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:

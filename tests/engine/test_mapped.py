@@ -389,13 +389,21 @@ def test_no_shadow_in_the_background():
     )
 
 
-def test_meetings_that_never_take_place():
-    @algorithm("barrier", "crossed", memory="mapped")
-    def crossed(rank, size):
-        yield Meet((rank, (rank + 1) % size))
-
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (lambda rank: Meet((rank, (rank + 1) % 3)), "rank 0: the meeting of ranks .0, 1. never"),
+        (lambda rank: Meet(()), "rank 0: Meet.* is without this rank"),
+        (lambda rank: Meet(range(4)), "rank 0: Meet.* names rank 3; there are 3 ranks"),
+        (lambda rank: Get(3), "rank 0: Get.* names rank 3; there are 3 ranks"),
+        (lambda rank: Fold((rank, -1)), "rank 0: Fold.* names rank -1; there are 3 ranks"),
+    ],
+)
+def test_steps_that_cannot_be(step, why):
+    algorithm("barrier", "wrong", memory="mapped")(lambda rank, size: iter([step(rank)]))
     try:
-        with pytest.raises(ScheduleError, match="rank 0: the meeting of ranks .0, 1. never takes"):
-            Ranks(3).bound("crossed", Ranks(3).calls("barrier", [None] * 3, [None] * 3))
+        ranks = Ranks(3)
+        with pytest.raises(ScheduleError, match=why):
+            ranks.bound("wrong", ranks.calls("barrier", [None] * 3, [None] * 3))
     finally:
-        unregister("barrier", "crossed")
+        unregister("barrier", "wrong")
