@@ -67,12 +67,11 @@ def _compiled(
     for barrier, actions in phases:
         lines, awaits = barrier.lines, barrier.awaits
         wait = _barrier_wait(sequencer, operation, how, barrier)
-        others = lines.others[0] if awaits is None else ()
+        at_runs = isinstance(awaits, ConditionalAction)  # is known whom to wait for
+        others = () if at_runs else barrier.awaited_words(0)
         steps.meet(WordAddresses(lines.words, lines.mine[0], others, lines.patience), wait)
         if isinstance(awaits, ConditionalAction):
             steps.conditional(awaits, wait)
-        elif awaits not in (None, tuple):
-            steps.call(wait)
         steps.act(actions)
     return steps.bind()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -432,7 +431,7 @@ class _Binding:
             if len(awaits) == self._size - 1:
                 body.append(actions)
             else:
-                body.append(Phase(actions, partial(tuple, awaits) if awaits else tuple))
+                body.append(Phase(actions, awaits))
         return assemble(([*self._before, *before], body), self._heap, self._tags)
 
     def _actions(self, steps: Sequence[_Step]) -> list[Action]:

@@ -11,10 +11,11 @@ this package wait in these barriers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..backends.board import STORES_KEEP_ORDER, Board, fence
 from ..backends.waiting import spin
+from .conditional import ConditionalAction
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
 _NOTES = 1  # index of the first note in a line; word 0 counts barriers
@@ -87,6 +88,10 @@ class BarrierLines:
         return (tags[0] * self.size + peer) * WORDS + _NOTES
 
 
+AwaitedRanks = tuple[int, ...] | ConditionalAction | None
+"""The ranks that a rank awaits in a barrier, or an action that returns them; None for all."""
+
+
 class Barrier:
     """A transfer without messages that is complete when every awaited rank has started it.
 
@@ -106,8 +111,9 @@ class Barrier:
         The ranks' counters.
     tags : list of int
         ``Program.tags`` of the kernel: one number, the slot of `lines` that the next run uses.
-    awaits : callable, optional
-        Called at each start; returns the ranks to wait for.  By default all ranks are awaited.
+    awaits : tuple of int or ConditionalAction, optional
+        The ranks to wait for, or an action that returns them at each start, and may be skipped
+        while there are none.  By default all ranks are awaited.
     """
 
     __slots__ = ("lines", "awaits", "_tags", "_count", "_others")
@@ -116,7 +122,7 @@ class Barrier:
         self,
         lines: BarrierLines,
         tags: list[int],
-        awaits: Callable[[], Sequence[int]] | None = None,
+        awaits: AwaitedRanks = None,
     ):
         self.lines, self.awaits, self._tags = lines, awaits, tags
         self._count, self._others = 0, lines.others[0]
@@ -128,12 +134,12 @@ class Barrier:
         self._count = lines.arrive(slot)
 
     def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices in ``lines.words`` of the awaited ranks' counters in slot `slot`.
-
-        Empty without `awaits`: then all ranks are awaited, and `start` does not call this method.
-        """
-        size = self.lines.size
-        return tuple((slot * size + peer) * WORDS for peer in (self.awaits or tuple)())
+        """Return the indices in ``lines.words`` of the awaited ranks' counters in slot `slot`."""
+        awaits, size = self.awaits, self.lines.size
+        if awaits is None:
+            return self.lines.others[slot]
+        ranks = awaits() if isinstance(awaits, ConditionalAction) else awaits
+        return tuple([(slot * size + peer) * WORDS for peer in ranks])
 
     def test(self) -> bool:
         """Return whether all awaited ranks have reached the barrier.

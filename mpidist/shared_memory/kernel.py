@@ -22,7 +22,7 @@ from ..calls.arrays import address, view_at
 from ..calls.call import Call
 from ..operations import is_half, is_mean
 from ..schedule.rounds import blocks
-from .barrier import Barrier
+from .barrier import AwaitedRanks, Barrier
 from .compiled import stream, streams
 from .fold import PIECE_BYTES, fold
 from .heap import Heap
@@ -37,8 +37,6 @@ everything on each rank took 1.3 of the time at 2 KiB, 1.7 at 128 KiB; bfloat16,
 takes half the time of adding, 1.05 and 1.66.
 """
 
-AwaitedRanks = Callable[[], Sequence[int]]
-
 
 class Phase(NamedTuple):
     """The actions of a rank after a barrier, and the ranks that it awaits in that barrier.
@@ -47,12 +45,12 @@ class Phase(NamedTuple):
     ----------
     actions : list of callable
         The actions, in order.
-    awaits : callable, optional
-        Returns the ranks to wait for before the phase; by default all ranks.
+    awaits : tuple of int or ConditionalAction, optional
+        The ranks to wait for before the phase, see :class:`.barrier.Barrier`; by default all.
     """
 
     actions: list[Action]
-    awaits: AwaitedRanks | None = None
+    awaits: AwaitedRanks = None
 
 
 Body = tuple[list[Action], Sequence[Phase | list[Action]]]

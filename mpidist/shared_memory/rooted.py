@@ -130,7 +130,7 @@ class RootArray:
         """
         mine = self._words(self._heap.lines.rank, _UNREACHED)
         awaits = ConditionalAction(self._heap.lines.words, mine, [0], self._awaited_ranks)
-        return [[action], Phase([], tuple), Phase([], awaits)]
+        return [[action], Phase([], ()), Phase([], awaits)]
 
     def _awaited_ranks(self) -> tuple[int, ...]:
         return (self._root,) if self._view is None else ()
@@ -257,7 +257,7 @@ def gather(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body:
     return root_array.announce(call.out), [
         own,
         [root_array.serve_unreached(fetch)],
-        Phase([], tuple),
+        Phase([], ()),
     ]
 
 
@@ -287,7 +287,7 @@ def scatter(call: Call, location: Location, heap: Heap, tags: list[int]) -> Body
     own: list[Action] = []
     if not call.in_place:
         own.append(store(unowned(call.out), x[mine]))
-    return root_array.announce(call.x), [own, [root_array.serve_unreached(put)], Phase([], tuple)]
+    return root_array.announce(call.x), [own, [root_array.serve_unreached(put)], Phase([], ())]
 
 
 def kernel(call: Call, location: Location, heap: Heap) -> Program:

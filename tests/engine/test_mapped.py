@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from mpidist import ScheduleError
+from mpidist import InvalidArgument, ScheduleError
 from mpidist.algorithms.in_place import allreduce_in_place
 from mpidist.algorithms.relabel import inward
 from mpidist.calls.arrays import owner
@@ -358,6 +358,28 @@ def test_own_scan(size):
                 np.testing.assert_allclose(out, np.sum(xs[: rank + 1], axis=0), atol=1e-13)
     finally:
         unregister("scan", "looked_back")
+
+
+def test_a_root_array_that_moves():
+    """The other ranks are bound once, and find it where the root's notes say."""
+    ranks = Ranks(3)
+    xs, outs = ranks.empty(4), [ranks.empty(12), ranks.empty(12)]
+    bound = [ranks.bound("in_place", ranks.calls("gather", xs, out)) for out in outs]
+    for turn, at in enumerate((0, 1, 1, 0, 0)):
+        for rank, x in enumerate(xs):
+            x[...] = 10 * turn + rank
+        outs[0][0][...] = outs[1][0][...] = -1
+        ranks.run([bound[at][0], *bound[0][1:]])
+        assert (outs[at][0] == np.concatenate(xs)).all() and (outs[1 - at][0] == -1).all()
+
+
+def test_a_root_array_that_another_rank_has_dropped():
+    ranks = Ranks(2)
+    xs, outs = ranks.empty(4), ranks.empty(8)
+    programs = ranks.bound("in_place", ranks.calls("gather", xs, outs))
+    del ranks.heaps[1]._by_number[ranks.number]
+    with pytest.raises(InvalidArgument, match="rank 1: out of rank 0 is in an array of comm.empty"):
+        ranks.run(programs)
 
 
 # -- what cannot be -------------------------------------------------------------------------------
