@@ -69,8 +69,8 @@ class Phases:
         The rows of each phase, in order; the first phase is before the first meeting.
     awaits : list of tuple of int
         The other ranks that this rank awaits in each meeting.
-    stored : list of set
-        For each phase, the (buffer, block) of this rank in which others store.
+    stored : list of dict
+        For each phase, the (buffer, block) of this rank in which another rank stores, and which.
     reached : set of (int, str)
         The ranks and their buffers that other ranks read or write; see also `REST`.
     complete : bool
@@ -82,7 +82,7 @@ class Phases:
     count: int
     rows: list[list[Row]] = field(default_factory=list)
     awaits: list[tuple[int, ...]] = field(default_factory=list)
-    stored: list[set[tuple[str, int]]] = field(default_factory=list)
+    stored: list[dict[tuple[str, int], int]] = field(default_factory=list)
     reached: set[tuple[int, str]] = field(default_factory=set)
     complete: bool = True
     why_not: str = ""
@@ -121,7 +121,7 @@ def phases_of(
                 return made
             _check(peer, size, step)
     order = _meetings(rounds)
-    made.stored = [set() for _ in range(len(order) + 1)]
+    made.stored = [{} for _ in range(len(order) + 1)]
     mine: list[list[list[Row]]] = []
     for peer, theirs in enumerate(rounds):
         phases, awaits = _in_phases(peer, theirs, order)
@@ -136,7 +136,7 @@ def phases_of(
                         made.reached.add((owner, REST if beyond else buffer))
                 for owner, buffer, block in row.targets:
                     if owner == rank != peer:
-                        made.stored[number].add((buffer, block))
+                        made.stored[number][buffer, block] = peer
     uses = Counter(
         cell for phase in mine for row in chain.from_iterable(phase) for cell in row.sources
     )

@@ -330,7 +330,7 @@ def test_a_result_is_stored_only_where_it_is_read():
         calls = ranks.calls("allreduce", xs, outs, op="sum")
         ranks.run(ranks.bound("copied_on", calls))
         assert all((out == np.sum(xs, axis=0)).all() for out in outs)
-        schedule = ranks.mapped[0]._schedule(calls[0], find("allreduce", "copied_on"))
+        schedule = ranks.mapped[0].plan(calls[0], find("allreduce", "copied_on"))
         ((step,),) = [steps for steps in schedule.layout(calls[0]).steps if steps]
         assert [key for key, _, _ in step.targets] == [(1, "out"), (0, "out")]
     finally:
