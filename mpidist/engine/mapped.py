@@ -156,8 +156,8 @@ class Binding:
 
     Attributes
     ----------
-    layout : Layout
-        The steps, for the lengths of the call.
+    plan, layout : Plan, Layout
+        The schedule, and its steps for the lengths of the call.
     arrays : dict
         The array of each of the layout's, or a `Noted` for it.
     before : list of callable
@@ -165,7 +165,7 @@ class Binding:
     """
 
     def __init__(self, call: Call, plan: Plan, heap: Heap, tags: list[int]):
-        self._plan, self.layout, self._heap = plan, plan.layout(call), heap
+        self.plan, self.layout, self._heap = plan, plan.layout(call), heap
         self._rank, self._size, self._tags = call.rank, call.size, tags
         self._op, self._divisor = call.op, divisor(call)
         self._streamed = streams(call.nbytes if call.out is None else call.out.nbytes)
@@ -181,7 +181,7 @@ class Binding:
 
     def _found(self, call: Call) -> dict[Any, Any]:
         """Return the array of each of the layout's, or a `Noted` for it."""
-        plan, layout, dtype = self._plan, self.layout, call.dtype
+        plan, layout, dtype = self.plan, self.layout, call.dtype
         found = plan.locations(call, self._heap)
         arrays: dict[Any, Any] = {}
         for scratch in layout.scratch:
@@ -215,7 +215,7 @@ class Binding:
 
     def program(self) -> Program:
         """Return the program: the steps of each phase as actions, with barriers between them."""
-        phases, layout = self._plan.phases, self.layout
+        phases, layout = self.plan.phases, self.layout
         parts = [self.actions(steps) if steps else [] for steps in layout.steps[1:]] or [[]]
         # In the first phase others are about to read what is stored: it should be in the cache.
         self._copy = store
@@ -236,7 +236,7 @@ class Binding:
 
     def actions(self, steps: Sequence[Step]) -> list[Action]:
         """Return the actions of a phase, of which those on noted arrays are bound when they run."""
-        if not self._plan.noted:
+        if not self.plan.noted:
             return [action for step in steps for action in self.bound(step, self._copy)]
         actions: list[Action] = []
         for noted, group in groupby(steps, lambda step: bool(self.noted(step))):
@@ -261,7 +261,7 @@ class Binding:
         assert self._op is not None
         inputs, outs = [self._view(s) for s in sources], [self._view(t) for t in targets]
         streamed = self._streamed and not self._in_place  # what was just read is in the cache
-        by = self._divisor if self._plan.phases.complete else 0
+        by = self._divisor if self.plan.phases.complete else 0
         return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
 
     def _differ(self, one: Piece, other: Piece) -> bool:

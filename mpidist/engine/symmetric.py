@@ -6,14 +6,24 @@ from ..backends.executor import Executor
 from ..backends.program import Program, Round
 from ..calls.call import Call
 from ..schedule.registry import Choice, find
-from ..shared_memory import rooted
 from ..shared_memory.barrier import BoardArrival
 from ..shared_memory.host import Host
 from ..shared_memory.in_place import NEEDS, NO_HEAP, location_of, memory_key
 from ..shared_memory.kernel import one_shot
 from .mapped import Mapped
+from .rooted import rooted_program
 
-_SCHEDULED = ("allreduce", "reduce_scatter", "allgather", "broadcast", "alltoall")
+_SHIPPED = {
+    "allreduce": ("in_place",),
+    "reduce_scatter": ("in_place",),
+    "allgather": ("in_place",),
+    "broadcast": ("in_place",),
+    "alltoall": ("in_place",),
+    "reduce": ("in_place", "in_place_fetched"),
+    "gather": ("in_place", "in_place_fetched"),
+    "scatter": ("in_place", "in_place_stored"),
+}
+"""The schedules of each collective; of two, each rank takes one (see :mod:`.rooted`)."""
 
 
 class Symmetric(Executor):
@@ -26,7 +36,10 @@ class Symmetric(Executor):
         self._heap, self._board = host.heap, host.backend.board
         self._check_same = host.check_same
         self._mapped = None if host.heap is None else Mapped(host.heap, host.arity)
-        self._shipped = {name: find(name, "in_place") for name in _SCHEDULED}
+        self._shipped = {
+            collective: [find(collective, name) for name in names]
+            for collective, names in _SHIPPED.items()
+        }
         self._one_shot = find("reduce", "in_place_one_shot")
 
     def why_not(self, call: Call, background: bool) -> str | None:
@@ -78,36 +91,31 @@ class Symmetric(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program of a schedule: the one that the call names, or ``in_place``.
-
-        The root's array in reduce, gather and scatter may be private, which is known only when the
-        call runs: these have kernels (:mod:`mpidist.shared_memory.rooted`).
+        """Return the program of a schedule: the one that the call names, or those of `_SHIPPED`.
 
         In the background its first round waits for all ranks, as the engine does before a blocking
         call.
         """
         heap, mapped = self._heap, self._mapped
         assert heap is not None and mapped is not None
-        if choice is None:
-            choice = self._own(call)
-        if choice is not None:
-            program = mapped.program(call, choice)
-        elif call.collective == "barrier":
+        choices = self._own(call) if choice is None else [choice]
+        if not choices:
             program = Program([], meets=True)
+        elif len(choices) == 1:
+            program = mapped.program(call, choices[0])
         else:
-            location = location_of(call, heap)
-            assert location is not None
-            program = rooted.kernel(call, location, heap)
+            direct, otherwise = (mapped.plan(call, one) for one in choices)
+            program = rooted_program(call, direct, otherwise, heap)
         if background:
             board_arrival = BoardArrival(self._board, self._check_same)
             program.items = [Round((), board_arrival, ()), *program.items]
             program.named, program.meets = board_arrival, False
         return program
 
-    def _own(self, call: Call) -> Choice | None:
-        """Return the schedule of a call that names none; None for the barrier and for kernels."""
+    def _own(self, call: Call) -> list[Choice]:
+        """Return the schedules of a call that names none; the barrier needs none."""
         if call.collective == "reduce" and one_shot(call):
             # It saves a barrier: 4 KiB in 0.6 to 0.8 of the time on 2 and 4 ranks, 64 KiB in the
             # same; from 256 KiB on it would take 1.15 to 1.5 times as long.
-            return self._one_shot
-        return self._shipped.get(call.collective)
+            return [self._one_shot]
+        return self._shipped.get(call.collective, [])

@@ -1,7 +1,7 @@
 """Shared memory of the ranks of a node: symmetric arrays, and executors of collectives in it.
 
 ============  ==============================================================================
-executors     slots (``staged``), single_copy; rooted and in_place, for ``symmetric``; host
+executors     slots (``staged``), single_copy; in_place: what ``symmetric`` needs; host
 kernels       kernel (phases), fold (combine), barrier, conditional (skippable actions)
 memory        heap: symmetric arrays, the staging slots and the words of the barriers
 run           steps: a kernel as steps of compiled code

@@ -5,8 +5,7 @@ announced, and phases of actions; a barrier separates the phases::
 
     actions before | all ranks arrive | phase 1 | barrier | phase 2 | … | barrier | last phase
 
-Written by hand in rooted, slots and single_copy; those of schedules are made by
-``engine/mapped.py``.
+Written by hand in slots and single_copy; those of schedules are made by ``engine/mapped.py``.
 """
 
 from __future__ import annotations

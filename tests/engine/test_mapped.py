@@ -6,6 +6,7 @@ not order may happen so.
 
 import random
 import weakref
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mpidist.calls.arrays import owner
 from mpidist.calls.call import Caller
 from mpidist.calls.prepare import prepare
 from mpidist.engine.mapped import Mapped
+from mpidist.engine.rooted import rooted_program
 from mpidist.operations import find_op
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
 from mpidist.schedule.registry import find, unregister
@@ -183,6 +185,48 @@ def test_uneven_counts(size):
         ranks.run(ranks.bound("in_place", calls))
         for call, right in zip(calls, wanted):
             assert call.out is None or (call.out == right).all()
+
+
+# -- the root's array out of reach ----------------------------------------------------------------
+
+
+HALVES = {
+    "reduce": ("in_place", "in_place_fetched"),
+    "gather": ("in_place", "in_place_fetched"),
+    "scatter": ("in_place", "in_place_stored"),
+}
+
+
+@pytest.mark.parametrize("collective", HALVES)
+@pytest.mark.parametrize("how", ("reached", "private", "dropped by some"))
+def test_two_schedules_of_which_each_rank_takes_one(collective, how):
+    names, op = HALVES[collective], "sum" if collective == "reduce" else None
+    for size, root, n in product((1, 2, 3, 5), (0, 1), (0, 1, 5, 1000)):
+        if root >= size:
+            continue
+        ranks, (long, result) = Ranks(size), lengths(collective, n, size)
+        xs, outs = ranks.empty(long, "int32"), ranks.empty(result, "int32")
+        number = ranks.number - (collective == "scatter")  # of the allocation with the root's array
+        if how == "private" and collective == "scatter":
+            xs = [x.copy() for x in xs]
+        elif how == "private":
+            outs = [out.copy() for out in outs]
+        filled(xs)
+        right = expected(collective, xs, root, op)
+        calls = ranks.calls(collective, xs, outs, root, op)
+        programs = []
+        for call, mapped, heap in zip(calls, ranks.mapped, ranks.heaps):
+            plans = [mapped.plan(call, find(collective, name)) for name in names]
+            programs.append(rooted_program(call, *plans, heap))
+        if how == "dropped by some":
+            for rank in range(1 - root, size, 2):
+                del ranks.heaps[rank]._by_number[number]
+        for turn in range(2):
+            for out in outs:
+                out[...] = 77
+            ranks.run(programs, turn)
+            for call, wanted in zip(calls, right):
+                assert call.out is None or (call.out == wanted).all()
 
 
 # -- a user's own schedules -----------------------------------------------------------------------

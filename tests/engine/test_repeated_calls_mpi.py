@@ -12,9 +12,10 @@ import pytest
 import mpidist
 from mpidist.backends.mpi import MpiBackend
 from mpidist.communicator.communicator import Communicator
+from mpidist.engine.mapped import Noted
 from mpidist.errors import CollectiveMismatch, InvalidRank
 from mpidist.selection.config import CollectiveConfig
-from mpidist.shared_memory import compiled, rooted
+from mpidist.shared_memory import compiled
 from tests.support.message_cases import done, stay_away
 
 pytestmark = pytest.mark.one_node
@@ -192,8 +193,8 @@ def test_nothing_is_looked_for_again(comm, body, monkeypatch):
     """Repeated on the same arrays, compiled code sees that all lies where it lay."""
     x, out = comm.empty(70_001, "float32"), comm.empty(70_001 * comm.size, "float32")
     first, looks = out[: x.size], []
-    plain = rooted.RootArray.find
-    monkeypatch.setattr(rooted.RootArray, "find", lambda self: looks.append(1) or plain(self))
+    plain = Noted.find
+    monkeypatch.setattr(Noted, "find", lambda self, tags: looks.append(1) or plain(self, tags))
     for turn in range(8):
         x[:] = data(comm.rank, x.size, turn)
         comm.gather(x, out=out, algorithm="symmetric")

@@ -1,0 +1,141 @@
+"""Reduce, gather and scatter in symmetric memory, where the root's array may be out of reach.
+
+An array that only the root has need not be symmetric, and the other ranks learn where it is, or
+that it is private, only when the call runs.  So there are two schedules, and each rank takes the
+one that it can.  A gather on ranks 0 (the root), 1 and 2, where rank 2 has dropped the root's
+array::
+
+    rank 1    meet, Put in the root's array, meet                                 (in_place)
+    rank 2    meet,                          meet,                meet the root   (in_place_fetched)
+    rank 0    meet, Copy its own part,       meet, Get from 2,    meet            (both)
+
+The ranks note where their arrays are before they arrive; rank 2 notes that it has not reached the
+root's before the second meeting.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from ..backends.program import Action, Program, store
+from ..calls.call import Call
+from ..schedule.phases import Phases, Row
+from ..shared_memory.conditional import ConditionalAction, TargetedAction
+from ..shared_memory.heap import Heap
+from ..shared_memory.kernel import Phase, assemble
+from .layout import Plan, Step
+from .mapped import Binding, Noted
+
+_UNREACHED = 0  # note: whether a rank cannot reach the root's array
+
+
+def rooted_program(call: Call, direct: Plan, otherwise: Plan, heap: Heap) -> Program:
+    """Bind a call to two schedules: return its new program.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    direct : Plan
+        The schedule of ranks that reach the root's array: one phase between two meetings.
+    otherwise : Plan
+        That of ranks that do not.  The root copies for each of them, between the two meetings or
+        after them; here it does so after the second one.
+    heap : Heap
+        The symmetric memory.
+    """
+    tags = [0]
+    reached, apart = Binding(call, direct, heap, tags), Binding(call, otherwise, heap, tags)
+    flags = _Flags(heap, tags)
+    part = _of_root if call.rank == call.root else _of_others
+    phases = part(call.root, reached, apart, flags)
+    if not otherwise.noted:  # the root copies from its own memory: nobody need wait for it
+        phases.pop()
+    return assemble(([*reached.before, *apart.before], phases), heap, tags)
+
+
+class _Flags:
+    """The ranks' notes that they do not reach the root's array."""
+
+    def __init__(self, heap: Heap, tags: list[int]):
+        self.lines, self.tags, self.words = heap.lines, tags, heap.lines.words
+
+    def index(self, rank: int, tags: list[int]) -> int:
+        """Return the index in the words of the note of a rank."""
+        return self.lines.note_index(tags, rank) + _UNREACHED
+
+    def fixed(self, *ranks: int) -> list[int]:
+        """Return the indices in blocking calls, on which compiled code skips an action."""
+        return [self.index(rank, [0]) for rank in ranks]
+
+
+def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list[Phase]:
+    """Return the root's phases: its own part, what other ranks could not do, and nothing."""
+    others = [rank for rank in range(flags.lines.size) if rank != root]
+    steps: dict[int, list[Step]] = {}
+
+    def serve(rank: int) -> None:
+        if rank not in steps:
+            steps[rank] = apart.layout.steps_of(_served(apart.plan.phases, rank))
+        for step in steps[rank]:
+            for array in apart.noted(step):
+                array.find(flags.tags)
+                array.check()
+            for action in apart.bound(step, store):
+                action()
+
+    def serve_unreached() -> None:
+        for rank in others:
+            if flags.words[flags.index(rank, flags.tags)]:
+                serve(rank)
+
+    zeros = [0] * len(others)
+    action = ConditionalAction(flags.words, flags.fixed(*others), zeros, serve_unreached)
+    return [Phase(reached.actions(reached.layout.steps[1])), Phase([action]), Phase([], ())]
+
+
+def _served(phases: Phases, rank: int) -> list[Row]:
+    """Return the rows in which the root copies from or to `rank`, or what it has stored there."""
+    stored = {place: by for part in phases.stored for place, by in part.items()}
+    copies = [row for rows in phases.rows for row in rows if not row.ranks]
+    return [
+        row
+        for row in copies
+        if any(owner == rank for owner, _, _ in (*row.sources, *row.targets))
+        or any(stored.get((buffer, block)) == rank for _, buffer, block in row.sources)
+    ]
+
+
+def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list[Phase]:
+    """Return another rank's phases: its part of one schedule or the other, and two empty ones.
+
+    It awaits the root in the last barrier only if the root copies for it.
+    """
+    words, tags, mine = flags.words, flags.tags, flags.lines.rank
+    (array,) = (found for found in reached.arrays.values() if type(found) is Noted)
+    watched: list[weakref.ref] = []
+    tried: list[bool] = []
+
+    def find(action: TargetedAction) -> list[Action]:
+        bound, moved = action.bound, array.find(tags)
+        unreached = array.array is None
+        words[flags.index(mine, tags)] = unreached
+        if moved or not tried:
+            tried.append(True)
+            half = apart if unreached else reached
+            bound = [one for step in half.layout.steps[1] for one in half.bound(step, store)]
+        if unreached:
+            action.invalidate()
+        else:
+            watched[:] = [weakref.ref(array.memory(), action.invalidate)]
+            action.set_expected([*array.noted, 0])
+        return bound
+
+    def awaited() -> tuple[int, ...]:
+        return (root,) if array.array is None else ()
+
+    action = TargetedAction(words, [*array.indices([0]), *flags.fixed(mine)], find)
+    second = reached.plan.phases.awaits[1]
+    others = len(second) == flags.lines.size - 1
+    last = ConditionalAction(words, flags.fixed(mine), [0], awaited)
+    return [Phase([action]), Phase([], None if others else second), Phase([], last)]
