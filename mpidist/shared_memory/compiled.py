@@ -5,7 +5,7 @@ when mpidist is installed, where there is a C compiler for x86-64; so is the fun
 steps of a kernel (:mod:`.steps`).  Without the compiled module, sums take more passes, with the
 same results.
 
-The classes repeat the structures in compiled.h; the kernels use `stream`, `streams` and `one_pass`.
+The classes repeat the structures in compiled.h; kernels use `stream`, `streams` and `one_pass`.
 """
 
 from __future__ import annotations

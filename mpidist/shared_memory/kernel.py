@@ -10,7 +10,7 @@ Written by hand in slots and single_copy; those of schedules are made by ``engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from ..calls.call import Call
 from ..operations import is_half, is_mean
 from ..schedule.rounds import blocks
 from .barrier import AwaitedRanks, Barrier
-from .compiled import stream, streams
 from .fold import PIECE_BYTES, fold
 from .heap import Heap
 
@@ -141,11 +140,6 @@ def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slic
 def unowned(x: np.ndarray) -> np.ndarray:
     """Return a view of `x` that does not keep `x` alive."""
     return view_at(address(x), x.size, x.dtype)
-
-
-def copier(result: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Action]:
-    """Return the function that makes copy actions: `stream` if `result` is long, else `store`."""
-    return stream if streams(result.nbytes) else store
 
 
 def push(x: np.ndarray, targets: Sequence[np.ndarray], copy: Any = store) -> list[Action]:

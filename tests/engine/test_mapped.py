@@ -165,6 +165,22 @@ def test_shipped_schedules(collective, name, size):
                         assert call.out is None or call.out.tobytes() == right.tobytes()
 
 
+@pytest.mark.parametrize(("collective", "name"), WITH_DATA)
+def test_streaming_stores(collective, name, monkeypatch):
+    """They pass the cache and not the meaning; also in place, where they are not used."""
+    monkeypatch.setenv("MPIDIST_STREAM_BYTES", "1")
+    ranks, (long, result) = Ranks(3), lengths(collective, 999, 3)
+    op = "sum" if find(collective, name).algorithm.contract.reduces else None
+    xs, outs = ranks.empty(long, "float32"), ranks.empty(result, "float32")
+    for place in (outs, xs) if collective in ("allreduce", "reduce", "broadcast") else (outs,):
+        filled(xs)
+        right = expected(collective, [x.copy() for x in xs], 1, op)
+        calls = ranks.calls(collective, xs, place, 1, op)
+        ranks.run(ranks.bound(name, calls))
+        for call, wanted in zip(calls, right):
+            assert call.out is None or call.out.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("size", (1, 2, 3, 5))
 def test_uneven_counts(size):
     counts = [3 * rank % 4 for rank in range(size)]

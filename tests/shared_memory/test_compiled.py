@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist.errors import ConfigError
-from mpidist.shared_memory import compiled, kernel
+from mpidist.shared_memory import compiled
 
 WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
 needs_compiler = pytest.mark.skipif(not WIDTHS, reason="needs a C compiler for x86-64")
@@ -109,8 +109,8 @@ def test_wrong_words_name_what_is_allowed(text):
 def test_only_long_results_go_round_the_cache(monkeypatch):
     monkeypatch.setenv("MPIDIST_STREAM_BYTES", "1K")
     short, long = np.empty(1023, np.uint8), np.empty(1024, np.uint8)
-    assert kernel.copier(short) is kernel.store
-    assert kernel.copier(long) is compiled.stream
+    assert not compiled.streams(short.nbytes)
+    assert compiled.streams(long.nbytes)
     assert compiled.described().endswith("bits, streaming stores from 1K")
 
 
@@ -118,7 +118,7 @@ def test_without_a_compiler_all_is_stored(monkeypatch):
     monkeypatch.setattr(compiled, "WHY_NOT", "nothing, for a reason")
     for module in (compiled, compiled):
         monkeypatch.setattr(module, "vector_width", lambda: 0)
-    assert kernel.copier(np.empty(64 << 20, np.uint8)) is kernel.store
+    assert not compiled.streams(64 << 20)
     assert compiled.described() == "nothing, for a reason"
 
 
