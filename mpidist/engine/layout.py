@@ -97,12 +97,12 @@ class Plan:
         for buffer in self.shared:
             if buffer not in found:
                 wanted = "out" if buffer == "in" and self.may_copy else buffer
-                return f"{ARGUMENT[wanted]} is no array of comm.empty()"
+                return f"{ARGUMENT[wanted]} was not allocated by comm.empty()"
         for buffer in self.noted:
             data = call.x if buffer == "in" else call.out
             mine = (call.rank, buffer) in self.phases.reached and data is not None and data.size
             if mine and heap.find(data) is None:
-                return f"{ARGUMENT[buffer]} is no array of comm.empty()"
+                return f"{ARGUMENT[buffer]} was not allocated by comm.empty()"
         for buffer in self.scratch:
             if buffer not in found:
                 beside = [ARGUMENT[b] for b in self._whole if b == "out" or not background]
