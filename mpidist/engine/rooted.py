@@ -19,7 +19,7 @@ import weakref
 
 from ..backends.program import Action, Program, store
 from ..calls.call import Call
-from ..schedule.phases import Phases, Row
+from ..schedule.phases import Row
 from ..shared_memory.conditional import ConditionalAction, TargetedAction
 from ..shared_memory.heap import Heap
 from ..shared_memory.kernel import Phase, assemble
@@ -29,7 +29,9 @@ from .mapped import Binding, Noted
 _UNREACHED = 0  # note: whether a rank cannot reach the root's array
 
 
-def rooted_program(call: Call, direct: Plan, otherwise: Plan, heap: Heap) -> Program:
+def rooted_program(
+    call: Call, direct: Plan, otherwise: Plan, heap: Heap, last: bool = True
+) -> Program:
     """Bind a call to two schedules: return its new program.
 
     Parameters
@@ -39,17 +41,19 @@ def rooted_program(call: Call, direct: Plan, otherwise: Plan, heap: Heap) -> Pro
     direct : Plan
         The schedule of ranks that reach the root's array: one phase between two meetings.
     otherwise : Plan
-        That of ranks that do not.  The root copies for each of them, between the two meetings or
-        after them; here it does so after the second one.
+        That of ranks that do not.  The root does for each of them what it could not, between the
+        two meetings or after them; here it does so after the second one.
     heap : Heap
         The symmetric memory.
+    last : bool
+        Whether the root then touches the memory of other ranks, which meet it once more.
     """
     tags = [0]
     reached, apart = Binding(call, direct, heap, tags), Binding(call, otherwise, heap, tags)
     flags = _Flags(heap, tags)
     part = _of_root if call.rank == call.root else _of_others
     phases = part(call.root, reached, apart, flags)
-    if not otherwise.noted:  # the root copies from its own memory: nobody need wait for it
+    if not last:
         phases.pop()
     return assemble(([*reached.before, *apart.before], phases), heap, tags)
 
@@ -76,7 +80,7 @@ def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list
 
     def serve(rank: int) -> None:
         if rank not in steps:
-            steps[rank] = apart.layout.steps_of(_served(apart.plan.phases, rank))
+            steps[rank] = apart.layout.steps_of(_served(rank, reached.plan, apart.plan))
         for step in steps[rank]:
             for array in apart.noted(step):
                 array.find(flags.tags)
@@ -94,22 +98,24 @@ def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list
     return [Phase(reached.actions(reached.layout.steps[1])), Phase([action]), Phase([], ())]
 
 
-def _served(phases: Phases, rank: int) -> list[Row]:
-    """Return the rows in which the root copies from or to `rank`, or what it has stored there."""
-    stored = {place: by for part in phases.stored for place, by in part.items()}
-    copies = [row for rows in phases.rows for row in rows if not row.ranks]
+def _served(rank: int, direct: Plan, otherwise: Plan) -> list[Row]:
+    """Return the root's rows that store at `rank`, or what `rank` would store at the root."""
+    stored = {place: by for part in direct.phases.stored for place, by in part.items()}
     return [
         row
-        for row in copies
-        if any(owner == rank for owner, _, _ in (*row.sources, *row.targets))
-        or any(stored.get((buffer, block)) == rank for _, buffer, block in row.sources)
+        for rows in otherwise.phases.rows
+        for row in rows
+        if any(
+            owner == rank or stored.get((buffer, block)) == rank
+            for owner, buffer, block in row.targets
+        )
     ]
 
 
 def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list[Phase]:
     """Return another rank's phases: its part of one schedule or the other, and two empty ones.
 
-    It awaits the root in the last barrier only if the root copies for it.
+    It awaits the root in the last barrier only if the root needs its memory.
     """
     words, tags, mine = flags.words, flags.tags, flags.lines.rank
     (array,) = (found for found in reached.arrays.values() if type(found) is Noted)
@@ -131,11 +137,14 @@ def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> li
             action.set_expected([*array.noted, 0])
         return bound
 
+    second = reached.plan.phases.awaits[1]
+    everyone = len(second) == flags.lines.size - 1
+    # Whom the root serves: this rank; or if all have met, any rank, with the memory of this one.
+    served = [rank for rank in range(flags.lines.size) if rank != root] if everyone else [mine]
+
     def awaited() -> tuple[int, ...]:
-        return (root,) if array.array is None else ()
+        return (root,) if any(words[flags.index(rank, tags)] for rank in served) else ()
 
     action = TargetedAction(words, [*array.indices([0]), *flags.fixed(mine)], find)
-    second = reached.plan.phases.awaits[1]
-    others = len(second) == flags.lines.size - 1
-    last = ConditionalAction(words, flags.fixed(mine), [0], awaited)
-    return [Phase([action]), Phase([], None if others else second), Phase([], last)]
+    last = ConditionalAction(words, flags.fixed(*served), [0] * len(served), awaited)
+    return [Phase([action]), Phase([], None if everyone else second), Phase([], last)]

@@ -206,17 +206,18 @@ def test_uneven_counts(size):
 # -- the root's array out of reach ----------------------------------------------------------------
 
 
-HALVES = {
-    "reduce": ("in_place", "in_place_fetched"),
-    "gather": ("in_place", "in_place_fetched"),
-    "scatter": ("in_place", "in_place_stored"),
-}
+HALVES = (
+    ("reduce", "in_place_fetched"),
+    ("reduce", "in_place_one_shot"),
+    ("gather", "in_place_fetched"),
+    ("scatter", "in_place_stored"),
+)
 
 
-@pytest.mark.parametrize("collective", HALVES)
+@pytest.mark.parametrize(("collective", "other"), HALVES)
 @pytest.mark.parametrize("how", ("reached", "private", "dropped by some"))
-def test_two_schedules_of_which_each_rank_takes_one(collective, how):
-    names, op = HALVES[collective], "sum" if collective == "reduce" else None
+def test_two_schedules_of_which_each_rank_takes_one(collective, other, how):
+    op = "sum" if collective == "reduce" else None
     for size, root, n in product((1, 2, 3, 5), (0, 1), (0, 1, 5, 1000)):
         if root >= size:
             continue
@@ -232,8 +233,9 @@ def test_two_schedules_of_which_each_rank_takes_one(collective, how):
         calls = ranks.calls(collective, xs, outs, root, op)
         programs = []
         for call, mapped, heap in zip(calls, ranks.mapped, ranks.heaps):
-            plans = [mapped.plan(call, find(collective, name)) for name in names]
-            programs.append(rooted_program(call, *plans, heap))
+            plans = [mapped.plan(call, find(collective, name)) for name in ("in_place", other)]
+            last = collective != "reduce" or other == "in_place_one_shot"
+            programs.append(rooted_program(call, *plans, heap, last))
         if how == "dropped by some":
             for rank in range(1 - root, size, 2):
                 del ranks.heaps[rank]._by_number[number]

@@ -1,6 +1,7 @@
 """Schedules in symmetric memory, by the name that a call gives: shipped ones, and a user's own."""
 
 import gc
+import time
 
 import ml_dtypes
 import numpy as np
@@ -139,6 +140,27 @@ def test_arrays_in_another_place_are_found_again(comm):
         if comm.rank == 0:
             assert (whole[turn] == np.repeat(np.arange(p) + 1, n)).all()
             assert not np.delete(whole, turn, axis=0).any()
+
+
+@pytest.mark.parametrize("n", (100, 100_000))
+def test_reductions_of_one_input_in_the_background(comm, n):
+    """Nobody reaches the root's results: the two operations share no memory all the same."""
+    x, p = comm.empty(n), comm.size
+    x[:] = comm.rank + 1
+    for _ in range(3):
+        total, most = np.zeros(n), np.zeros(n)
+        works = [
+            comm.ireduce(x, op, out=out if comm.rank == 0 else None, algorithm="symmetric")
+            for op, out in (("sum", total), ("max", most))
+        ]
+        if comm.rank == 0:
+            time.sleep(0.02)
+        for k in range(100):
+            works[k % 2].test()
+        for work in works:
+            work.wait()
+        if comm.rank == 0:
+            assert (total == p * (p + 1) / 2).all() and (most == p).all()
 
 
 def by_pairs(rank, size):
