@@ -12,7 +12,7 @@ those of the other ranks, or scratch memory.  What others read or write is in sy
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -34,7 +34,6 @@ from .storage import HostMemory, Piece
 
 _KEPT = 1024  # plans, by algorithm and root
 _NOTES = {"in": 3, "out": 5}  # a rank's notes: allocation number and offset of each buffer
-Copier = Callable[[np.ndarray, np.ndarray], Action]
 
 
 class Mapped:
@@ -148,7 +147,7 @@ class Binding:
     call : Call
         The call, whose arrays are not kept alive.
     plan : Plan
-        The plan.
+        Its schedule.
     heap : Heap
         The symmetric memory.
     tags : list of int
@@ -168,9 +167,11 @@ class Binding:
         self.plan, self.layout, self._heap = plan, plan.layout(call), heap
         self._rank, self._size, self._tags = call.rank, call.size, tags
         self._op, self._divisor = call.op, divisor(call)
-        self._streamed = streams(call.nbytes if call.out is None else call.out.nbytes)
-        copies = plan.contract.per_rank and plan.contract.rooted  # parts, in gather and scatter
-        self._copy = stream if self._streamed and call.out is not None and not copies else store
+        self._nbytes = call.nbytes if call.out is None else call.out.nbytes
+        self._long: bool | None = None  # is asked for once, if at all: it reads the environment
+        # The parts of gather and scatter are stored through the cache.
+        parts = plan.contract.per_rank and plan.contract.rooted
+        self._may_stream = call.out is not None and not parts
         self._in_place = call.in_place
         self.before: list[Action] = []
         self.arrays = self._found(call)
@@ -217,9 +218,12 @@ class Binding:
         """Return the program: the steps of each phase as actions, with barriers between them."""
         phases, layout = self.plan.phases, self.layout
         parts = [self.actions(steps) if steps else [] for steps in layout.steps[1:]] or [[]]
-        # In the first phase others are about to read what is stored: it should be in the cache.
-        self._copy = store
-        before = self.actions(layout.steps[0])
+        before: list[Action] = []
+        if layout.steps[0]:
+            # Others are about to read what this stores: it should be in the cache.
+            streaming, self._may_stream = self._may_stream, False
+            before = self.actions(layout.steps[0])
+            self._may_stream = streaming
         for target, source in layout.finish:
             if not self._in_place or self._differ(target, source):
                 parts[-1].append(store(self._view(target), self._view(source)))
@@ -237,13 +241,13 @@ class Binding:
     def actions(self, steps: Sequence[Step]) -> list[Action]:
         """Return the actions of a phase, of which those on noted arrays are bound when they run."""
         if not self.plan.noted:
-            return [action for step in steps for action in self.bound(step, self._copy)]
+            return [action for step in steps for action in self.bound(step)]
         actions: list[Action] = []
         for noted, group in groupby(steps, lambda step: bool(self.noted(step))):
             if noted:
                 actions.append(self._targeted(list(group)))
             else:
-                actions += [one for step in group for one in self.bound(step, self._copy)]
+                actions += [one for step in group for one in self.bound(step)]
         return actions
 
     def noted(self, step: Step) -> list[Noted]:
@@ -251,18 +255,25 @@ class Binding:
         arrays = [self.arrays[key] for key, _, _ in (*step.sources, *step.targets)]
         return [array for array in arrays if type(array) is Noted]
 
-    def bound(self, step: Step, copy: Copier) -> list[Action]:
+    def bound(self, step: Step) -> list[Action]:
         """Return the actions of a step, whose noted arrays have been found."""
         ranks, sources, targets = step
         if not ranks:
             if self._in_place:
                 targets = tuple([to for to in targets if self._differ(to, sources[0])])
+            copy = stream if self._may_stream and self._is_long() else store
             return push(self._view(sources[0]), [self._view(to) for to in targets], copy)
         assert self._op is not None
         inputs, outs = [self._view(s) for s in sources], [self._view(t) for t in targets]
-        streamed = self._streamed and not self._in_place  # what was just read is in the cache
+        # In place, what is to be overwritten has just been read and is in the cache.
+        streamed = not self._in_place and self._is_long()
         by = self._divisor if self.plan.phases.complete else 0
         return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
+
+    def _is_long(self) -> bool:
+        if self._long is None:
+            self._long = streams(self._nbytes)
+        return self._long
 
     def _differ(self, one: Piece, other: Piece) -> bool:
         """Return whether two pieces are different memory: a call may be in place."""
@@ -279,7 +290,7 @@ class Binding:
     def _targeted(self, steps: Sequence[Step]) -> TargetedAction:
         """Return the action of steps on noted arrays, which finds these at each run."""
         found = list(dict.fromkeys(array for step in steps for array in self.noted(step)))
-        tags, copy = self._tags, self._copy
+        tags = self._tags
         watched: list[weakref.ref] = []
 
         def find(action: TargetedAction) -> list[Action]:
@@ -288,7 +299,7 @@ class Binding:
             if True in moved or not watched:
                 for array in found:
                     array.check()
-                bound = [one for step in steps for one in self.bound(step, copy)]
+                bound = [one for step in steps for one in self.bound(step)]
                 watched[:] = [weakref.ref(array.memory(), action.invalidate) for array in found]
             action.set_expected([word for array in found for word in array.noted])
             return bound

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 
-from ..backends.program import Action, Program, store
+from ..backends.program import Action, Program
 from ..calls.call import Call
 from ..schedule.phases import Row
 from ..shared_memory.conditional import ConditionalAction, TargetedAction
@@ -85,7 +85,7 @@ def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list
             for array in apart.noted(step):
                 array.find(flags.tags)
                 array.check()
-            for action in apart.bound(step, store):
+            for action in apart.bound(step):
                 action()
 
     def serve_unreached() -> None:
@@ -129,7 +129,7 @@ def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> li
         if moved or not tried:
             tried.append(True)
             half = apart if unreached else reached
-            bound = [one for step in half.layout.steps[1] for one in half.bound(step, store)]
+            bound = [one for step in half.layout.steps[1] for one in half.bound(step)]
         if unreached:
             action.invalidate()
         else:
