@@ -111,7 +111,7 @@ def settings_options(default: str, memory: str) -> Callable[[Callable], Callable
     """
     named = click.option(
         "--algorithms",
-        type=AlgorithmNames(COLLECTIVES, *CALLED),
+        type=AlgorithmNames(COLLECTIVES, *CALLED, one_sided=True),
         help=f"Algorithms to measure; by default {default}.",
     )
     places = click.option(
