@@ -63,7 +63,7 @@ def reduce_in_place(rank: int, size: int, *, root: int) -> Iterator[Round]:
 def reduce_in_place_fetched(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays beside the root's, which copies it into its result.
 
-    Rounds: 3 between 3 meetings.  Bytes per rank: (p-1)/p n read and n/p stored.
+    Rounds: 2 between 2 meetings, 1 after them.  Bytes per rank: (p-1)/p n read and n/p stored.
 
     It is for a result that only the root reaches.  Block 2 on 5 ranks, root 0::
 
