@@ -355,7 +355,7 @@ class Trial:
         place = (rank, self.size, self.root)
         storage = Storage(c, place, lengths, x, out, HostMemory(np.dtype(np.int64)))
         op = UNION if c.idempotent else PRODUCT
-        return Binder(backend, storage, op, False).program(materialise(part))
+        return Binder(backend, storage.memory, op, False).program(materialise(part), storage)
 
     def _turn(self, runs: list, backends: list) -> None:
         boxes, seen = backends[0]._group.boxes, None

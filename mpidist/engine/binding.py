@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class CallBinder:
             finish = [memory.divide(out, out, call.size)]
         place = (call.rank, call.size, call.root)
         storage = Storage(contract, place, lengths, x, out, memory)
-        program = Binder(backend, storage, call.op, persistent).program(written, finish)
+        program = Binder(backend, memory, call.op, persistent).program(written, storage, finish)
         program.items[:0] = scaled
         program.scratch_bytes += scratch_bytes
         return program
@@ -193,6 +193,82 @@ class CallBinder:
         return self._written[key]
 
 
+class Placed(NamedTuple):
+    """A step of messages or a copy, with the memory of its blocks.
+
+    `rows` has the pieces of a message, or pairs: operand and target of a reduction, target and
+    source of a copy.
+    """
+
+    step: Step
+    rows: Sequence[tuple[Piece, ...]]
+
+
+def place(steps: Sequence[Step], storage: Storage, rank: int) -> list[Placed]:
+    """Return the steps of a round of `rank` with the memory of their blocks.
+
+    Sends are the first, because they send the contents that blocks had before the round; the others
+    stay in order: two reductions of a block in one round combine in that order on every run, on
+    which equal bits rest.
+    """
+    _check(steps, rank)
+    sends = [step for step in steps if isinstance(step, Send)]
+    rest = [step for step in steps if not isinstance(step, Send)]
+    return [Placed(step, _rows_of(step, storage)) for step in (*sends, *rest)]
+
+
+def _rows_of(step: Step, storage: Storage) -> Sequence[tuple[Piece, ...]]:
+    if isinstance(step, Copy):
+        return _copied(step, storage)
+    assert isinstance(step, (Send, Recv, Reduce))
+    places = [(step.buffer, b) for b in block_tuple(step.blocks)]
+    if isinstance(step, Reduce):
+        own = [storage.read(place) for place in places]
+        return [(mine, storage.write(place)) for mine, place in zip(own, places)]
+    where = storage.read if isinstance(step, Send) else storage.write
+    return [(piece,) for piece in merge([where(place) for place in places])]
+
+
+def _copied(step: Copy, storage: Storage) -> list[tuple[Piece, Piece]]:
+    sources = [storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
+    targets = [storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
+    if len(sources) != len(targets):
+        raise ScheduleError(
+            f"a Copy from {step.source!r} to {step.target!r} copies {len(sources)} blocks to "
+            f"{len(targets)}: expected equally many"
+        )
+    numbers = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
+    for source, target, block, onto in zip(sources, targets, *numbers):
+        given, room = source[2] - source[1], target[2] - target[1]
+        if given != room:
+            raise ScheduleError(
+                f"has {given} elements, its target block {onto} has {room}", block=block
+            )
+    return list(zip(targets, sources))
+
+
+def _check(steps: Sequence[Step], rank: int) -> None:
+    sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}
+    reduced = {(s.buffer, b) for s in steps if isinstance(s, Reduce) for b in block_tuple(s.blocks)}
+    received: set[tuple[str, int]] = set()
+    for step in steps:
+        if isinstance(step, ONE_SIDED):
+            name = type(step).__name__
+            raise ScheduleError(
+                f"{name} needs the memory of other ranks, which messages do not reach", rank=rank
+            )
+        if not isinstance(step, Copy) and step.peer == rank:
+            raise ScheduleError(f"{step!r} names this rank as its peer; use Copy", rank=rank)
+        if isinstance(step, Recv):
+            for b in block_tuple(step.blocks):
+                place = (step.buffer, b)
+                if place in sent or place in received or place in reduced:
+                    raise ScheduleError(
+                        "is received, and also sent or received again, in one round", block=b
+                    )
+                received.add(place)
+
+
 class Binder:
     """Walks the rounds of one rank in order and binds each to memory and to the backend.
 
@@ -200,51 +276,60 @@ class Binder:
     ----------
     backend : Backend or Bindable
         Backend of the messages.
-    storage : Storage
-        Locations of the blocks.
+    memory : Memory
+        Memory of the blocks and of the messages.
     op : Op or None
         Operation that combines blocks.
     persistent : bool
         Whether the backend binds the messages of each round, if it can, instead of posting them
         one by one in each run.
+
+    Attributes
+    ----------
+    tags : list of int
+        ``Program.tags`` of the program that is bound.
     """
 
     def __init__(
-        self, backend: Backend | Bindable, storage: Storage, op: Op | None, persistent: bool
+        self, backend: Backend | Bindable, memory: Memory, op: Op | None, persistent: bool
     ):
-        self.backend, self.storage, self.op = backend, storage, op
-        self.memory = storage.memory
+        self.backend, self.memory, self.op = backend, memory, op
         self.persistent = persistent
         self.messages = self._requests = 0
-        self._slot, self._space = [0], tags_of(backend.tag_limit).space
+        self.tags, self._space = [0], tags_of(backend.tag_limit).space
         roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
             absent, answers = frozenset(roll_call.absent), answers_of(cast(Backend, backend))
-            self._greeting = Greeting(backend.rank, absent, answers, self._slot, self._space)
+            self._greeting = Greeting(backend.rank, absent, answers, self.tags, self._space)
 
-    def program(self, written: Written, finish: Sequence[Action] = ()) -> Program:
+    def program(self, written: Written, storage: Storage, finish: Sequence[Action] = ()) -> Program:
         """Return the program of a whole schedule; `finish` are actions after its last round."""
-        self.storage.prepare(written)
+        storage.prepare(written)
         arena = MessageScratch(self.memory)
-        items, greeting = self._strand(written, arena, 0, set()), self._greeting
+        items = self._strand(written, storage, arena, 0, set())
+        finishing = (*storage.finish(), *finish)
+        return self.greeted(items, finishing, arena.total() + storage.scratch_elements)
+
+    def greeted(
+        self, items: list[Round | Side], finish: Sequence[Action], scratch_elements: int
+    ) -> Program:
+        """Return the program of bound rounds, with the greetings of ranks of other nodes."""
+        greeting = self._greeting
         if greeting is not None and greeting.bind(self._bind):
             items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
-        finishing = (*self.storage.finish(), *finish)
-        elements = arena.total() + self.storage.scratch_elements
-        scratch = elements * self.memory.dtype.itemsize
         return Program(
             items,
-            finishing,
-            scratch,
+            tuple(finish),
+            scratch_elements * self.memory.dtype.itemsize,
             self.messages,
-            self._slot,
+            self.tags,
             requests=self._requests,
             named=greeting,
         )
 
     def _strand(
-        self, written: Written, arena: MessageScratch, tag: int, heard: set[int]
+        self, written: Written, storage: Storage, arena: MessageScratch, tag: int, heard: set[int]
     ) -> list[Round | Side]:
         """Bind one strand: the rounds of a whole schedule, or of one of several concurrent parts.
 
@@ -262,23 +347,22 @@ class Binder:
                     )
                 known = [set(heard) for _ in item.strands]
                 strands = [
-                    self._strand(s, arena.slot(k % item.window), of_strand(tag, k), known[k])
+                    self._strand(
+                        s, storage, arena.slot(k % item.window), of_strand(tag, k), known[k]
+                    )
                     for k, s in enumerate(item.strands)
                 ]
                 heard.update(*known)
                 items.append(Side(strands, item.window))
             else:
-                items.append(self._round(item, arena, tag, heard))
+                placed = place(item, storage, self.backend.rank)
+                items.append(self.round(placed, arena, tag, heard))
         return items
 
-    def _round(
-        self, steps: tuple[Step, ...], arena: MessageScratch, tag: int, heard: set[int]
+    def round(
+        self, steps: Sequence[Placed], arena: MessageScratch, tag: int, heard: set[int]
     ) -> Round:
-        """Bind one round.
-
-        Its sends are bound first, because they send the contents that blocks had before the round.
-        `arena` is scratch memory for messages; for `tag` and `heard` see :meth:`_strand`.
-        """
+        """Bind one round; `arena` is scratch memory for messages, `tag` and `heard` a strand's."""
         arena.taken = 0
         if tag >= self._space:
             raise ScheduleError(
@@ -287,18 +371,18 @@ class Binder:
             )
         before: list[Action] = []
         after: list[Action] = []
-        sends = [self._send(s, arena, tag, before) for s in steps if isinstance(s, Send)]
+        sends: list[RoundMessage] = []
         receives: list[RoundMessage] = []
-        self._check(steps)
-        # `after` keeps the order in which the steps are written: two reductions of a block in one
-        # round combine in that order on every run, on which equal bits rest.
-        for step in steps:
+        for step, rows in steps:
             if isinstance(step, Copy):
-                after.extend(self._copy(step))
-            elif isinstance(step, Recv):
-                receives.append(self._recv(step, arena, tag, after))
+                after.extend(self._copy(step, rows))
             elif isinstance(step, Reduce):
-                receives.append(self._reduce(step, arena, tag, after))
+                receives.append(self._reduce(step, rows, arena, tag, after))
+            elif isinstance(step, Recv):
+                receives.append(self._message(step, rows, arena, tag, after))
+            else:
+                assert isinstance(step, Send)
+                sends.append(self._message(step, rows, arena, tag, before))
         messages = receives + sends
         self.messages += len(sends)
         self._requests += len(messages)
@@ -325,115 +409,62 @@ class Binder:
         transfer = self.backend.bind(messages) if self.persistent else None
         if transfer is None:
             backend = cast(Backend, self.backend)  # NCCL binds all messages
-            transfer = UnboundTransfer(backend, messages, self._slot, self._space)
+            transfer = UnboundTransfer(backend, messages, self.tags, self._space)
         return transfer
 
-    def _check(self, steps: tuple[Step, ...]) -> None:
-        sent = {(s.buffer, b) for s in steps if isinstance(s, Send) for b in block_tuple(s.blocks)}
-        reduced = {
-            (s.buffer, b) for s in steps if isinstance(s, Reduce) for b in block_tuple(s.blocks)
-        }
-        received: set[tuple[str, int]] = set()
-        for step in steps:
-            if isinstance(step, ONE_SIDED):
-                name = type(step).__name__
-                raise ScheduleError(
-                    f"{name} needs the memory of other ranks, which messages do not reach",
-                    rank=self.backend.rank,
-                )
-            if not isinstance(step, Copy) and step.peer == self.backend.rank:
-                raise ScheduleError(
-                    f"{step!r} names this rank as its peer; use Copy", rank=self.backend.rank
-                )
-            if isinstance(step, Recv):
-                for b in block_tuple(step.blocks):
-                    place = (step.buffer, b)
-                    if place in sent or place in received or place in reduced:
-                        raise ScheduleError(
-                            "is received, and also sent or received again, in one round", block=b
-                        )
-                    received.add(place)
-
-    def _send(
-        self, step: Send, arena: MessageScratch, tag: int, before: list[Action]
+    def _message(
+        self,
+        step: Send | Recv,
+        rows: Sequence[tuple[Piece, ...]],
+        arena: MessageScratch,
+        tag: int,
+        actions: list[Action],
     ) -> RoundMessage:
-        places, read = _places(step), self.storage.read
-        merged = merge([read(place) for place in places])
-        if len(merged) == 1:
-            return RoundMessage(False, step.peer, self.memory.view(merged[0]), tag)
-        packed = arena.take(sum(stop - start for _, start, stop in merged))
-        before += [self._store(part, piece) for piece, part in _cut(packed, merged)]
-        return RoundMessage(False, step.peer, self.memory.view(packed), tag)
-
-    def _recv(
-        self, step: Recv, arena: MessageScratch, tag: int, after: list[Action]
-    ) -> RoundMessage:
-        places, write = _places(step), self.storage.write
-        merged = merge([write(place) for place in places])
-        if len(merged) == 1:
-            return RoundMessage(True, step.peer, self.memory.view(merged[0]), tag)
-        packed = arena.take(sum(stop - start for _, start, stop in merged))
-        after += [self._store(piece, part) for piece, part in _cut(packed, merged)]
-        return RoundMessage(True, step.peer, self.memory.view(packed), tag)
+        """Return a message; `actions` get the copies of pieces that are apart in memory."""
+        incoming = isinstance(step, Recv)
+        pieces = [piece for (piece,) in rows]
+        if len(pieces) == 1:
+            return RoundMessage(incoming, step.peer, self.memory.view(pieces[0]), tag)
+        packed = arena.take(sum(stop - start for _, start, stop in pieces))
+        for piece, part in _cut(packed, pieces):
+            actions.append(self._store(piece, part) if incoming else self._store(part, piece))
+        return RoundMessage(incoming, step.peer, self.memory.view(packed), tag)
 
     def _reduce(
-        self, step: Reduce, arena: MessageScratch, tag: int, after: list[Action]
+        self,
+        step: Reduce,
+        rows: Sequence[tuple[Piece, ...]],
+        arena: MessageScratch,
+        tag: int,
+        after: list[Action],
     ) -> RoundMessage:
-        places = _places(step)
-        own = [self.storage.read(place) for place in places]
+        own = [mine for mine, _ in rows]
         incoming = arena.take(sum(stop - start for _, start, stop in own))
-        rows = [
-            (mine, theirs, self.storage.write(place))
-            for place, (mine, theirs) in zip(places, _cut(incoming, own))
+        parts = [
+            (mine, theirs, target) for (mine, theirs), (_, target) in zip(_cut(incoming, own), rows)
         ]
         memory, op = self.memory, self.op
         lower = step.peer < self.backend.rank
-        for row in merge_rows(rows):
+        for row in merge_rows(parts):
             assert op is not None  # a barrier has no data
             mine, theirs, target = (memory.view(piece) for piece in row)
             operands = (theirs, mine) if lower else (mine, theirs)
             after.append(memory.combine(op, *operands, target))
         return RoundMessage(True, step.peer, memory.view(incoming), tag)
 
-    def _copy(self, step: Copy) -> list[Action]:
-        sources = [self.storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
-        targets = [self.storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
-        if len(sources) != len(targets):
-            raise ScheduleError(
-                f"a Copy from {step.source!r} to {step.target!r} copies {len(sources)} blocks to "
-                f"{len(targets)}: expected equally many"
-            )
-        numbers = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
-        for source, target, block, onto in zip(sources, targets, *numbers):
-            given, room = source[2] - source[1], target[2] - target[1]
-            if given != room:
-                raise ScheduleError(
-                    f"has {given} elements, its target block {onto} has {room}", block=block
-                )
+    def _copy(self, step: Copy, rows: Sequence[tuple[Piece, ...]]) -> list[Action]:
         places = {(step.source, b) for b in block_tuple(step.source_blocks)}
-        pairs = list(zip(targets, sources))
-        if not places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
-            return self._copy_over_each_other(pairs)
-        return [self._store(*pair) for pair in merge_rows(pairs)]
-
-    def _copy_over_each_other(self, pairs: list[tuple[Piece, Piece]]) -> list[Action]:
-        """Return the actions that copy between overlapping blocks: all reads, then all writes.
-
-        `pairs` are (target, source).
-        """
-        lengths = [source[2] - source[1] for _, source in pairs]
-        aside = [(self.memory.allocate(n), 0, n) for n in lengths]
+        if places.isdisjoint((step.target, b) for b in block_tuple(step.target_blocks)):
+            return [self._store(*pair) for pair in merge_rows(rows)]
+        # The blocks overlap: all reads, then all writes.
+        aside = [(self.memory.allocate(stop - at), 0, stop - at) for _, (_, at, stop) in rows]
         return [
-            *(self._store(held, source) for held, (_, source) in zip(aside, pairs)),
-            *(self._store(target, held) for held, (target, _) in zip(aside, pairs)),
+            *(self._store(held, source) for held, (_, source) in zip(aside, rows)),
+            *(self._store(target, held) for held, (target, _) in zip(aside, rows)),
         ]
 
     def _store(self, target: Piece, source: Piece) -> Action:
         return self.memory.store(self.memory.view(target), self.memory.view(source))
-
-
-def _places(step: Send | Recv | Reduce) -> list[tuple[str, int]]:
-    return [(step.buffer, b) for b in block_tuple(step.blocks)]
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:

@@ -539,13 +539,13 @@ def test_too_many_tags_for_strands(item, error):
     lengths, memory = Lengths.even(1, 1, 1), HostMemory(data.dtype)
     storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data, memory)
     with pytest.raises(ScheduleError, match=error):
-        Binder(backend, storage, None, False).program(written)
+        Binder(backend, storage.memory, None, False).program(written, storage)
 
 
 def test_copy_to_a_block_of_another_length():
     data = np.ones(3)
     lengths, memory = Lengths.even(3, 2, 1), HostMemory(data.dtype)
     storage = Storage(COLLECTIVES["allreduce"], (0, 2, 0), lengths, data, data.copy(), memory)
-    binder = Binder(SimulatedBackend.create_group(2)[0], storage, None, False)
+    binder = Binder(SimulatedBackend.create_group(2)[0], memory, None, False)
     with pytest.raises(ScheduleError, match="block 0.* has 2 elements, its target block 1 has 1"):
-        binder.program(materialise([(Copy(0, 1, "out"),)]))
+        binder.program(materialise([(Copy(0, 1, "out"),)]), storage)
