@@ -283,25 +283,27 @@ class Binder:
     persistent : bool
         Whether the backend binds the messages of each round, if it can, instead of posting them
         one by one in each run.
-
-    Attributes
-    ----------
-    tags : list of int
-        ``Program.tags`` of the program that is bound.
+    tags : list of int, optional
+        ``Program.tags`` of the program.
     """
 
     def __init__(
-        self, backend: Backend | Bindable, memory: Memory, op: Op | None, persistent: bool
+        self,
+        backend: Backend | Bindable,
+        memory: Memory,
+        op: Op | None,
+        persistent: bool,
+        tags: list[int] | None = None,
     ):
         self.backend, self.memory, self.op = backend, memory, op
         self.persistent = persistent
         self.messages = self._requests = 0
-        self.tags, self._space = [0], tags_of(backend.tag_limit).space
+        self._tags, self._space = [0] if tags is None else tags, tags_of(backend.tag_limit).space
         roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
             absent, answers = frozenset(roll_call.absent), answers_of(cast(Backend, backend))
-            self._greeting = Greeting(backend.rank, absent, answers, self.tags, self._space)
+            self._greeting = Greeting(backend.rank, absent, answers, self._tags, self._space)
 
     def program(self, written: Written, storage: Storage, finish: Sequence[Action] = ()) -> Program:
         """Return the program of a whole schedule; `finish` are actions after its last round."""
@@ -323,7 +325,7 @@ class Binder:
             tuple(finish),
             scratch_elements * self.memory.dtype.itemsize,
             self.messages,
-            self.tags,
+            self._tags,
             requests=self._requests,
             named=greeting,
         )
@@ -409,7 +411,7 @@ class Binder:
         transfer = self.backend.bind(messages) if self.persistent else None
         if transfer is None:
             backend = cast(Backend, self.backend)  # NCCL binds all messages
-            transfer = UnboundTransfer(backend, messages, self.tags, self._space)
+            transfer = UnboundTransfer(backend, messages, self._tags, self._space)
         return transfer
 
     def _message(

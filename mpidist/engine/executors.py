@@ -16,9 +16,9 @@ from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice
 from ..shared_memory.host import Host
-from ..shared_memory.single_copy import SingleCopy
-from ..shared_memory.slots import Staged
 from .binding import CallBinder
+from .single_copy import SingleCopy
+from .staged import Staged
 from .storage import HostMemory
 from .symmetric import Symmetric
 

@@ -7,20 +7,21 @@ to the arrays of many calls (:mod:`.mapped`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..schedule.phases import REST, Cell, Row, phases_of
-from ..schedule.registry import Algorithm
+from ..schedule.phases import REST, Cell, Messages, Row, phases_of
+from ..schedule.registry import Choice, Groups
 from ..schedule.unrolled import Lengths
-from ..shared_memory.heap import Heap, Location
-from .storage import Piece, Storage, merge_rows
+from .binding import place
+from .storage import Piece, Storage, merge_rows, writes
 
 _KEPT = 1024  # layouts of a plan
+_LINE = 64  # bytes of a cache line
 ARGUMENT = {"in": "x", "out": "out"}
 """The argument of a call that is in each buffer."""
 Key = tuple[int, str]  # a rank and its buffer
@@ -28,6 +29,19 @@ Key = tuple[int, str]  # a rank and its buffer
 
 class Plan:
     """A schedule of this rank as phases, and the memory that it needs for any length.
+
+    Parameters
+    ----------
+    call : Call
+        A call, for its collective, rank, size and root.
+    choice : Choice
+        The algorithm.
+    ranks : sequence of int
+        The ranks of this node.
+    groups : tuple of tuple of int
+        The ranks of each node.
+    arity, pieces : int
+        Default arity of a tree, and number of pieces that each block is cut into.
 
     Attributes
     ----------
@@ -38,22 +52,46 @@ class Plan:
     noted : list of str
         Buffers that others reach where the rank's notes say.
     scratch : list of str
-        Scratch buffers that others reach, in the shadow of an array.
+        Scratch buffers that others reach.
+    slots : list of str
+        Parts of this rank's slot that others read.
+    whole : list of str
+        Those of "in" and "out" that have all blocks on every rank.
+    at : dict of int to int
+        The place on the node of each of its ranks.
+    mixed : bool
+        Whether a rank of the node sends messages, too.
+    awaits : list of (tuple of int or None)
+        The places on the node of the ranks that each meeting awaits; None for all.
     may_copy : bool
         Whether a private input may be copied to the result, and be read there.
     """
 
-    def __init__(self, call: Call, algorithm: Algorithm, arity: int):
+    def __init__(
+        self,
+        call: Call,
+        choice: Choice,
+        ranks: Sequence[int],
+        groups: Groups,
+        arity: int,
+        pieces: int = 1,
+    ):
         rank, size, root = self._place = call.rank, call.size, call.root
+        algorithm, self.pieces = choice.algorithm, pieces
         self.contract = contract = algorithm.contract
-        count = algorithm.block_count(size)
+        count = algorithm.block_count(size, groups) * pieces
         self.ranges = {
             "in": [contract.input_blocks(peer, size, root, count) for peer in range(size)],
             "out": [contract.output_blocks(peer, size, root, count) for peer in range(size)],
         }
         results = self.ranges["out"].__getitem__
+        arity = choice.arity or arity
         self.phases = phases = phases_of(
-            lambda peer: algorithm.schedule(peer, size, root, arity), rank, size, count, results
+            lambda peer: algorithm.schedule(peer, size, root, arity, groups, pieces),
+            rank,
+            ranks,
+            count,
+            results,
         )
         reached = {buffer for _, buffer in phases.reached}
         buffers: tuple[str, ...] = ("out", "in")
@@ -66,65 +104,37 @@ class Plan:
         self.noted: list[str] = [buffer for buffer in apart if buffer in reached]
         self.shared: list[str] = [b for b in buffers[::-1] if b in reached - set(apart)]
         self.scratch = sorted(reached & {"tmp", REST})
+        self.slots = sorted(reached - {*buffers, "tmp", REST})
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
-        self.needs_lines = len(phases.awaits) > 1 or bool(self.noted)
-        self._whole: list[str] = whole
+        self.needs_lines = len(phases.awaits) > 1 or bool(self.noted) or phases.messages_first
+        self.awaits: list[tuple[int, ...] | None] = [
+            None if len(peers) == len(ranks) - 1 else tuple([ranks.index(peer) for peer in peers])
+            for peers in phases.awaits
+        ] or [None]
+        self.at = {peer: n for n, peer in enumerate(ranks)}
+        self.mixed = phases.has_messages or len(ranks) < size
+        self.whole: list[str] = whole
         self._layouts: dict[Hashable, Layout] = {}
-
-    def locations(self, call: Call, heap: Heap, background: bool = False) -> dict[str, Location]:
-        """Return the locations of the shared and the scratch buffers, where they have one."""
-        data = {"in": call.x, "out": call.out}
-        found: dict[str, Location] = {}
-        for buffer in self.shared:
-            location = heap.find(data[buffer])
-            if location is not None:
-                found[buffer] = location
-        if self.may_copy and "in" not in found:
-            location = found.get("out") or heap.find(call.out)
-            if location is not None:
-                found["in"] = found["out"] = location  # one object, only here: x is to be copied
-        if self.scratch:
-            # Operations in the background may read one input at once, but share no shadow.
-            beside = [b for b in self._whole if b == "out" or not background]
-            free = [location for b in beside if (location := heap.find(data[b])) is not None]
-            for buffer, location in zip(self.scratch, dict.fromkeys(free)):
-                found[buffer] = location
-        return found
-
-    def why_not(self, call: Call, heap: Heap, background: bool) -> str | None:
-        """Return why the arrays of a call are not in the memory that others reach."""
-        found = self.locations(call, heap, background)
-        for buffer in self.shared:
-            if buffer not in found:
-                wanted = "out" if buffer == "in" and self.may_copy else buffer
-                return f"{ARGUMENT[wanted]} was not allocated by comm.empty()"
-        for buffer in self.noted:
-            data = call.x if buffer == "in" else call.out
-            mine = (call.rank, buffer) in self.phases.reached and data is not None and data.size
-            if mine and heap.find(data) is None:
-                return f"{ARGUMENT[buffer]} was not allocated by comm.empty()"
-        for buffer in self.scratch:
-            if buffer not in found:
-                beside = [ARGUMENT[b] for b in self._whole if b == "out" or not background]
-                return (
-                    f"others reach its scratch memory {buffer!r}, which is beside an array of "
-                    f"comm.empty(): expected one as {' or '.join(beside) or 'a whole array'}"
-                )
-        return None
 
     def layout(self, call: Call) -> Layout:
         """Return the layout of the schedule for the lengths of a call."""
-        key = (call.counts, call.out_counts) if call.counts else call.count
+        key = (
+            (call.counts, call.out_counts, call.dtype.itemsize)
+            if call.counts
+            else (call.count, call.dtype.itemsize)
+        )
         found = self._layouts.get(key)
         if found is None:
+            count, pieces = self.phases.count // self.pieces, self.pieces
             if call.counts:
-                each = self.phases.count // call.size
-                lengths = Lengths.per_rank(call.counts, call.out_counts, each, 1)
+                each = count // call.size
+                lengths = Lengths.per_rank(call.counts, call.out_counts, each, pieces)
             else:
-                lengths = Lengths.even(call.count, self.phases.count, 1)
+                lengths = Lengths.even(call.count, count, pieces)
             if len(self._layouts) >= _KEPT:
                 self._layouts.clear()
-            found = self._layouts[key] = Layout(self, self._place, lengths)
+            align = max(1, _LINE // max(call.dtype.itemsize, 1))
+            found = self._layouts[key] = Layout(self, self._place, lengths, align)
         return found
 
 
@@ -172,42 +182,62 @@ class Layout:
 
     Attributes
     ----------
-    steps : list of list of Step
-        The steps of each phase; neighbouring blocks are one step.
+    steps : list of list of (Step or list of Placed)
+        The steps and the rounds of messages of each phase; neighbouring blocks are one step.
     finish : list of (Piece, Piece)
         Copies (target, source) in the end, of blocks of the result that are still elsewhere.
     lengths : dict
         Number of elements of each array, by what stands for it in pieces.
     scratch : list of _Scratch
         What stands for this rank's scratch memory.
+    starts : dict of str to int
+        The element at which each part of a slot begins.
     """
 
-    def __init__(self, plan: Plan, place: tuple[int, int, int], lengths: Lengths):
-        self._plan, self._lengths, self._rank = plan, lengths, place[0]
+    def __init__(self, plan: Plan, where: tuple[int, int, int], lengths: Lengths, align: int):
+        self._plan, self._lengths, self._rank = plan, lengths, where[0]
         self.lengths: dict[Any, int] = {}
         self._keys: dict[Key, Key] = {}
-        phases, contract, rank = plan.phases, plan.contract, place[0]
+        phases, contract, rank = plan.phases, plan.contract, where[0]
+        self._in_slots: dict[Key, list[int]] = self._slot_blocks()
+        self.starts, at = {}, 0
+        for kind in plan.slots:
+            self.starts[kind] = at
+            longest = max(sum(self._in_slots.get((r, kind), ())) for r in phases.ranks)
+            at += -(-longest // align) * align
+        self.slot_elements = at
         x, out = (
             self._array(rank, buffer) if plan.ranges[buffer][rank] else None
             for buffer in ("in", "out")
         )
         symbols: Any = _Symbols()
-        self._storage = storage = Storage(contract, place, lengths, x, out, symbols)
+        self._storage = storage = Storage(contract, where, lengths, x, out, symbols)
         if x is not None and contract.input_buffer == "out":
             storage.where.update({("in", b): at for (_, b), at in storage.where.items()})
-        for kind in plan.scratch:
+        for kind in (*plan.scratch, *plan.slots):
             buffer = "out" if kind == REST else kind
-            array = self._array(rank, kind)
-            storage.place(buffer, range(phases.count), lengths.outgoing, array)
-        targets = (cell for rows in phases.rows for row in rows for cell in row.targets)
-        storage.allocate((buffer, block) for owner, buffer, block in targets if owner == rank)
-        self.steps: list[list[Step]] = []
+            numbers = self._blocks(rank, kind)
+            storage.place(buffer, numbers, self._lengths_of(kind, rank), self._array(rank, kind))
+        storage.allocate(_written(rank, phases.rows))
+        self.steps: list[list[Any]] = []
         for rows, stored in zip(phases.rows, phases.stored):
-            self.steps.append(self.steps_of(rows))
+            self.steps.append(self._phase(rows))
             for written in sorted(stored):  # by others: to be read there from now on
                 storage.write(written)
+        if len(self.steps) == 1:  # no meeting: there still is the arrival at the call
+            self.steps.append([])
         self.finish: list[Any] = storage.finish()
         self.scratch: list[_Scratch] = [made for made in symbols.scratch if made.size]
+
+    def _slot_blocks(self) -> dict[Key, list[int]]:
+        """Return the lengths of the blocks of each slot: a block holds several ones in turn."""
+        found: dict[Key, list[int]] = {}
+        for (owner, kind, block), held in self._plan.phases.held.items():
+            lengths = found.setdefault((owner, kind), [])
+            lengths += [0] * (block + 1 - len(lengths))
+            for buffer, number in held:
+                lengths[block] = max(lengths[block], self._lengths_of(buffer, owner)[number])
+        return found
 
     def _array(self, owner: int, kind: str) -> Key:
         """Return what stands for the array with a buffer of a rank: always the same object."""
@@ -215,16 +245,34 @@ class Layout:
         if key not in self._keys:
             self._keys[key] = key
             numbers = self._blocks(owner, kind)
-            self.lengths[key] = sum(self._lengths_of(kind)[numbers.start : numbers.stop])
+            self.lengths[key] = sum(self._lengths_of(kind, owner)[numbers.start : numbers.stop])
         return self._keys[key]
 
     def _blocks(self, owner: int, kind: str) -> range:
+        if kind in self._plan.slots:
+            return range(len(self._in_slots.get((owner, kind), ())))
         ranges = self._plan.ranges.get(kind)
         return range(self._plan.phases.count) if ranges is None else ranges[owner]
 
-    def _lengths_of(self, kind: str) -> Sequence[int]:
+    def _lengths_of(self, kind: str, owner: int) -> Sequence[int]:
+        if kind in self._plan.slots:
+            return self._in_slots.get((owner, kind), ())
         apart = kind == "in" and self._plan.contract.input_buffer == "in"
         return self._lengths.incoming if apart else self._lengths.outgoing
+
+    def _phase(self, parts: Sequence[Row | Messages]) -> list[Any]:
+        """Return the steps of a phase; its rounds of messages stay rounds."""
+        steps: list[Any] = []
+        rows: list[Row] = []
+        for part in parts:
+            if isinstance(part, tuple):
+                steps += self.steps_of(rows)
+                rows = []
+                steps.append(place(part, self._storage, self._rank))
+            else:
+                rows.append(part)
+        steps += self.steps_of(rows)
+        return steps
 
     def steps_of(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps of rows; those of neighbouring blocks that are apart become one."""
@@ -236,8 +284,8 @@ class Layout:
             targets = [self._place(cell, self._storage.write) for cell in row.targets]
             pieces = (*sources, *targets)
             if len({stop - start for _, start, stop in pieces}) > 1:
-                block = row.sources[0][2]
-                raise ScheduleError("is stored in a block of another length", block=block)
+                pieces = self._alike(row, pieces)
+                targets = list(pieces[len(sources) :])
             if not written.isdisjoint(pieces):
                 part, written = part + 1, set()
             written.update(targets)
@@ -248,6 +296,17 @@ class Layout:
                 steps.append(Step(ranks, merged[:count], merged[count:]))
         return steps
 
+    def _alike(self, row: Row, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+        """Return pieces of one length: those in slots, where blocks may be longer, are cut."""
+        slots = self._plan.slots
+        lengths = {
+            stop - at for key, at, stop in pieces if type(key) is not tuple or key[1] not in slots
+        }
+        if len(lengths) != 1:
+            raise ScheduleError("is stored in a block of another length", block=row.sources[0][2])
+        (length,) = lengths
+        return tuple([(key, at, at + length) for key, at, _ in pieces])
+
     def _place(self, cell: Cell, own: Callable[[tuple[str, int]], Piece]) -> Piece:
         """Return where a block is; ``own(place)`` returns it for those of this rank."""
         owner, buffer, block = cell
@@ -256,8 +315,17 @@ class Layout:
         kind = buffer
         if buffer == "out" and block not in self._blocks(owner, buffer):
             kind = REST
-        numbers, lengths = self._blocks(owner, kind), self._lengths_of(kind)
+        numbers, lengths = self._blocks(owner, kind), self._lengths_of(kind, owner)
         if block not in numbers:
             raise ScheduleError(f"is not in {buffer!r} of rank {owner}", block=block)
         start = sum(lengths[numbers.start : block])
         return self._array(owner, kind), start, start + lengths[block]
+
+
+def _written(rank: int, phases: Iterable[Iterable[Row | Messages]]) -> Iterator[tuple[str, int]]:
+    """Yield the blocks of a rank that its own steps write."""
+    for part in chain.from_iterable(phases):
+        if isinstance(part, tuple):
+            yield from writes(part)
+        else:
+            yield from [(buffer, block) for owner, buffer, block in part.targets if owner == rank]

@@ -55,7 +55,7 @@ def repeated(
         return programs, own, *(ref() for ref in watched)
 
     if not first.meets:
-        made = sequencer.repeated_messages(operation, how, first, held)
+        made = sequencer.repeated_messages(operation, how, programs, held)
     elif first.interruptible:
         kernels = [(p.slot, kernel_runner(sequencer, operation, how, p)) for p in programs]
         made = sequencer.repeated_kernels(operation, how, kernels, held)

@@ -24,32 +24,38 @@ from ..shared_memory.conditional import ConditionalAction, TargetedAction
 from ..shared_memory.heap import Heap
 from ..shared_memory.kernel import Phase, assemble
 from .layout import Plan, Step
-from .mapped import Binding, Noted
+from .one_sided import Binding
+from .reach import Noted
 
 _UNREACHED = 0  # note: whether a rank cannot reach the root's array
 
 
 def rooted_program(
-    call: Call, direct: Plan, otherwise: Plan, heap: Heap, last: bool = True
+    call: Call,
+    reached: Binding,
+    apart: Binding,
+    heap: Heap,
+    tags: list[int],
+    last: bool = True,
 ) -> Program:
-    """Bind a call to two schedules: return its new program.
+    """Return the program of a call that is bound to two schedules.
 
     Parameters
     ----------
     call : Call
         The call.
-    direct : Plan
+    reached : Binding
         The schedule of ranks that reach the root's array: one phase between two meetings.
-    otherwise : Plan
+    apart : Binding
         That of ranks that do not.  The root does for each of them what it could not, between the
         two meetings or after them; here it does so after the second one.
     heap : Heap
         The symmetric memory.
+    tags : list of int
+        ``Program.tags``, of both.
     last : bool
         Whether the root then touches the memory of other ranks, which meet it once more.
     """
-    tags = [0]
-    reached, apart = Binding(call, direct, heap, tags), Binding(call, otherwise, heap, tags)
     flags = _Flags(heap, tags)
     part = _of_root if call.rank == call.root else _of_others
     phases = part(call.root, reached, apart, flags)
@@ -105,7 +111,8 @@ def _served(rank: int, direct: Plan, otherwise: Plan) -> list[Row]:
         row
         for rows in otherwise.phases.rows
         for row in rows
-        if any(
+        if isinstance(row, Row)
+        and any(
             owner == rank or stored.get((buffer, block)) == rank
             for owner, buffer, block in row.targets
         )

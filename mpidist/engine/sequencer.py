@@ -221,12 +221,15 @@ class Sequencer:
 
         return made
 
-    def repeated_messages(self, operation: str, how: str, program: Program, held: Held) -> Made:
-        """Return how to make the function that runs the program of an algorithm over messages.
+    def repeated_messages(
+        self, operation: str, how: str, programs: Sequence[Program], held: Held
+    ) -> Made:
+        """Return how to make the function that runs the programs of an algorithm with messages.
 
-        `how` names the algorithm.  ``held()`` is as for :meth:`repeated_library_call`.
+        They take turns.  `how` names the algorithm; ``held()`` is as for
+        :meth:`repeated_library_call`.
         """
-        announce, reports = self.backend.board.announce, self.reports
+        announce, reports, turns = self.backend.board.announce, self.reports, len(programs)
         fingerprint = reports.fingerprint(operation, meets=False)
         sequencer, door = self, self.door
 
@@ -238,6 +241,11 @@ class Sequencer:
                     token = door.take_or_refuse()
                 sequencer.sequence = sequence = sequencer.sequence + 1
                 try:
+                    program = programs[sequence % turns]
+                    if program.slot is not None:
+                        sequencer.take_slot(program.slot, sequence, operation, how)
+                    for action in program.before:
+                        action()
                     announce(sequence, fingerprint)
                     reports.check_first(sequence, operation, fingerprint)
                     sequencer.execute(program, operation, sequence, how)

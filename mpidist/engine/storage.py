@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -15,7 +15,7 @@ from ..calls.arrays import address, view_at
 from ..errors import ScheduleError
 from ..operations import Op, divide_half, is_half
 from ..schedule.contract import Contract
-from ..schedule.rounds import Copy, Recv, Reduce, block_tuple
+from ..schedule.rounds import Copy, Recv, Reduce, Step, block_tuple
 from ..schedule.unrolled import Lengths, Strands, Written
 
 Piece = tuple[Any, int, int]  # elements start … stop of a flat array
@@ -204,13 +204,18 @@ def _writes(written: Written) -> set[tuple[str, int]]:
     for item in written:
         if isinstance(item, Strands):
             places.update(*(_writes(s) for s in item.strands))
-            continue
-        for step in item:
-            if isinstance(step, (Recv, Reduce)):
-                places.update((step.buffer, b) for b in block_tuple(step.blocks))
-            elif isinstance(step, Copy):
-                places.update((step.target, b) for b in block_tuple(step.target_blocks))
+        else:
+            places.update(writes(item))
     return places
+
+
+def writes(steps: Iterable[Step]) -> Iterator[tuple[str, int]]:
+    """Yield the blocks (buffer, number) that the messages and copies of a round write."""
+    for step in steps:
+        if isinstance(step, (Recv, Reduce)):
+            yield from [(step.buffer, b) for b in block_tuple(step.blocks)]
+        elif isinstance(step, Copy):
+            yield from [(step.target, b) for b in block_tuple(step.target_blocks)]
 
 
 def merge(pieces: Sequence[Piece]) -> list[Piece]:

@@ -1,17 +1,31 @@
-"""The ``symmetric`` executor: it runs schedules in the arrays of ``comm.empty``."""
+"""The ``symmetric`` executor: it runs schedules in the arrays of ``comm.empty``.
+
+What other ranks read or write is in symmetric memory::
+
+    in, out     at the same location on every rank, found when the call is bound; of collectives
+                in which the root or the ranks have parts: wherever the rank's notes say
+    tmp         beside such an array, in its shadow
+"""
 
 from __future__ import annotations
 
-from ..backends.executor import Executor
-from ..backends.program import Program, Round
+from typing import Any
+
+import numpy as np
+
+from ..backends.program import Action, Program, Round, store
+from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..schedule.registry import Choice, find
-from ..shared_memory.barrier import BoardArrival
+from ..shared_memory.conditional import ConditionalAction
+from ..shared_memory.heap import Heap, Location
 from ..shared_memory.host import Host
 from ..shared_memory.in_place import NEEDS, NO_HEAP, location_of, memory_key
-from ..shared_memory.kernel import one_shot
-from .mapped import Mapped
+from ..shared_memory.kernel import one_shot, unowned
+from .layout import ARGUMENT, Plan
+from .reach import NOTES, Noted, Reach
 from .rooted import rooted_program
+from .schedules import ScheduleExecutor
 
 _SHIPPED = {
     "allreduce": ("in_place",),
@@ -26,16 +40,14 @@ _SHIPPED = {
 """The schedules of each collective; of two, each rank takes one (see :mod:`.rooted`)."""
 
 
-class Symmetric(Executor):
+class Symmetric(ScheduleExecutor):
     """Executor of the barrier, and of collectives directly in the arrays of ``comm.empty``."""
 
     name, summary = "symmetric", "every rank reads and writes the others' memory in place"
     memory = "mapped"
 
     def __init__(self, host: Host):
-        self._heap, self._board = host.heap, host.backend.board
-        self._check_same = host.check_same
-        self._mapped = None if host.heap is None else Mapped(host.heap, host.arity)
+        super().__init__(host)
         self._shipped = {
             collective: [find(collective, name) for name in names]
             for collective, names in _SHIPPED.items()
@@ -44,7 +56,7 @@ class Symmetric(Executor):
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
-        heap = self._heap
+        heap = self.heap
         if heap is None:
             return NO_HEAP
         if call.collective == "barrier":
@@ -59,24 +71,43 @@ class Symmetric(Executor):
             else None
         )
 
-    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
-        """Return why a schedule cannot run on the arrays of a call, or None if it can."""
-        if call.on_device:
-            return "its arrays are on a GPU"
-        if self._mapped is None:
-            return NO_HEAP
-        return self._mapped.why_not(call, choice, background)
+    def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
+        """Return why the arrays of a call are not in the memory that others reach."""
+        heap = self.heap
+        assert heap is not None
+        if plan.needs_lines and not heap.has_lines:
+            return "it has several meetings, and there is no array of comm.empty() yet"
+        found = _locations(plan, call, heap, background)
+        for buffer in plan.shared:
+            if buffer not in found:
+                wanted = "out" if buffer == "in" and plan.may_copy else buffer
+                return f"{ARGUMENT[wanted]} was not allocated by comm.empty()"
+        for buffer in plan.noted:
+            data = call.x if buffer == "in" else call.out
+            mine = (call.rank, buffer) in plan.phases.reached and data is not None and data.size
+            if mine and heap.find(data) is None:
+                return f"{ARGUMENT[buffer]} was not allocated by comm.empty()"
+        for buffer in plan.scratch:
+            if buffer not in found:
+                beside = [ARGUMENT[b] for b in plan.whole if b == "out" or not background]
+                return (
+                    f"others reach its scratch memory {buffer!r}, which is beside an array of "
+                    f"comm.empty(): expected one as {' or '.join(beside) or 'a whole array'}"
+                )
+        return None
 
     def depends_on(self, call: Call) -> bool:
         """Return whether this rank's array is in symmetric memory, as the call requires it."""
-        return self._heap is not None and location_of(call, self._heap) is not None
+        return self.heap is not None and location_of(call, self.heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return how the call is served, and where its array is, as text that ranks compare."""
-        heap, mapped = self._heap, self._mapped
-        assert heap is not None and mapped is not None
+        heap = self.heap
+        assert heap is not None
         if choice is not None:
-            return f"by {choice.name} in symmetric memory {mapped.agreed(call, choice)}".rstrip()
+            found = _locations(self.plan(call, choice), call, heap)
+            where = " ".join([f"{buffer} {location.key}" for buffer, location in found.items()])
+            return f"by {choice.name} in symmetric memory {where}".rstrip()
         location = location_of(call, heap)
         return "in symmetric memory" + (
             "" if location is None else f" {memory_key(call, location, heap)}"
@@ -96,21 +127,21 @@ class Symmetric(Executor):
         In the background its first round waits for all ranks, as the engine does before a blocking
         call.
         """
-        heap, mapped = self._heap, self._mapped
-        assert heap is not None and mapped is not None
         choices = self._own(call, background) if choice is None else [choice]
-        if not choices:
-            program = Program([], meets=True)
-        elif len(choices) == 1:
-            program = mapped.program(call, choices[0])
-        else:
-            direct, otherwise = (mapped.plan(call, one) for one in choices)
+        if len(choices) == 1:
+            return self.program(call, self.plan(call, choices[0]), background, repeated)
+        tags = [0]
+        if choices:
+            direct, otherwise = (self.binding(call, self.plan(call, c), tags) for c in choices)
             last = background or call.collective != "reduce"
-            program = rooted_program(call, direct, otherwise, heap, last)
+            assert self.heap is not None
+            program = rooted_program(call, direct, otherwise, self.heap, tags, last)
+        else:
+            program = Program([], meets=True)
         if background:
-            board_arrival = BoardArrival(self._board, self._check_same)
-            program.items = [Round((), board_arrival, ()), *program.items]
-            program.named, program.meets = board_arrival, False
+            arrival = self.arrival(program.tags)
+            program.items = [Round((), arrival, ()), *program.items]
+            program.named, program.meets = arrival, False
         return program
 
     def _own(self, call: Call, background: bool) -> list[Choice]:
@@ -123,3 +154,66 @@ class Symmetric(Executor):
             # Not in_place_fetched: operations on one input would share the memory beside it.
             return [self._shipped["reduce"][0], self._one_shot]
         return self._shipped.get(call.collective, [])
+
+    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
+        """Return the arrays of a call, and the notes on those that others find by them."""
+        heap, layout, dtype, rank = self.heap, plan.layout(call), call.dtype, call.rank
+        assert heap is not None
+        found, at = _locations(plan, call, heap), plan.at
+        arrays: dict[Any, Any] = {}
+        for scratch in layout.scratch:
+            arrays[scratch] = np.empty(scratch.size, dtype)
+        for key, count in layout.lengths.items():
+            owner, kind = key
+            if kind in plan.scratch:
+                arrays[key] = found[kind].shadow(at[owner], count, dtype)
+            elif kind in found:
+                arrays[key] = view_at(found[kind].address(at[owner]), count, dtype)
+            elif owner != rank:
+                arrays[key] = Noted(heap, key, at[owner], rank, count, dtype)
+            else:
+                arrays[key] = unowned(call.x if kind == "in" else call.out)
+        before: list[Action] = []
+        in_place = call.in_place
+        if plan.may_copy and found["in"] is found.get("out"):  # the same object: see _locations
+            before.append(store(arrays[rank, "out"], unowned(call.x)))
+            in_place = True
+        for buffer in plan.noted:
+            data = call.x if buffer == "in" else call.out
+            if (rank, buffer) in plan.phases.reached and data is not None:
+                before.append(_note(heap, tags, buffer, heap.find(data)))
+        return Reach(arrays, before, in_place=in_place, streams=True)
+
+
+def _locations(plan: Plan, call: Call, heap: Heap, background: bool = False) -> dict[str, Location]:
+    """Return the locations of a plan's shared and scratch buffers, where they have one."""
+    data = {"in": call.x, "out": call.out}
+    found: dict[str, Location] = {}
+    for buffer in plan.shared:
+        location = heap.find(data[buffer])
+        if location is not None:
+            found[buffer] = location
+    if plan.may_copy and "in" not in found:
+        location = found.get("out") or heap.find(call.out)
+        if location is not None:
+            found["in"] = found["out"] = location  # one object, only here: x is to be copied
+    if plan.scratch:
+        # Operations in the background may read one input at once, but share no shadow.
+        beside = [b for b in plan.whole if b == "out" or not background]
+        free = [location for b in beside if (location := heap.find(data[b])) is not None]
+        for buffer, location in zip(plan.scratch, dict.fromkeys(free)):
+            found[buffer] = location
+    return found
+
+
+def _note(heap: Heap, tags: list[int], buffer: str, location: Location | None) -> Action:
+    """Return the action that writes where this rank's array is, before the arrival."""
+    lines, note = heap.lines, NOTES[buffer]
+    noted = (0, 0) if location is None else (location.allocation.number, location.offset)
+    words, first = lines.words, lines.note_index([0], lines.rank) + note
+
+    def write() -> None:
+        at = lines.note_index(tags, lines.rank) + note
+        words[at], words[at + 1] = noted
+
+    return ConditionalAction(words, (first, first + 1), noted, write)

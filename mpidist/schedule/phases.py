@@ -2,7 +2,8 @@
 
 The meetings of all ranks are put into one order, and a rank's rounds into the phase behind its last
 meeting.  A rank that is not in a group passes the group's meetings without waiting, so every rank
-counts the same meetings.  Each step becomes rows, one for each block::
+counts the same meetings.  Each step becomes rows, one for each block; a round with messages stays
+as it is::
 
     rank 2 of 3, block 2: (rank, buffer, block)
     Fold((2, 1, 0), blocks=2)     (2 in 2), (1 in 2), (0 in 2)  -->  (2 out 2)
@@ -13,12 +14,14 @@ counts the same meetings.  Each step becomes rows, one for each block::
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from ..errors import ScheduleError
 from .rounds import (
+    BUFFERS,
     ONE_SIDED,
     Copy,
     Fold,
@@ -26,7 +29,10 @@ from .rounds import (
     Meet,
     Parallel,
     Put,
+    Recv,
+    Reduce,
     Schedule,
+    Send,
     Step,
     block_tuple,
     steps_of,
@@ -57,41 +63,55 @@ class Row:
     ranks: tuple[int, ...] = ()
 
 
+Messages = tuple[Step, ...]
+"""A round that sends or receives messages, with its copies."""
+_MESSAGES = (Send, Recv, Reduce)
+
+
 @dataclass(slots=True)
 class Phases:
-    """The schedule of one rank in shared memory, with what the other ranks do to its buffers.
+    """The schedule of one rank in shared memory, and what the others of its node do to its buffers.
 
     Attributes
     ----------
     count : int
         Number of blocks that the data are cut into.
-    rows : list of list of Row
-        The rows of each phase, in order; the first phase is before the first meeting.
+    ranks : tuple of int
+        The ranks of the node.
+    rows : list of list of (Row or Messages)
+        The rows and the rounds of messages of each phase, in order; the first phase is before the
+        first meeting.
     awaits : list of tuple of int
         The other ranks that this rank awaits in each meeting.
     stored : list of dict
         For each phase, the (buffer, block) of this rank in which another rank stores, and which.
     reached : set of (int, str)
         The ranks and their buffers that other ranks read or write; see also `REST`.
+    held : dict
+        For each block of a slot (rank, buffer, block), the blocks (buffer, block) of that rank
+        which it holds in turn, and so must be long enough for.
     complete : bool
         Whether every Fold combines the operands of all ranks, so that its result is complete.
-    why_not : str
-        Why symmetric memory cannot run the schedule; empty if it can.
+    has_messages, messages_first : bool
+        Whether a rank of the node has messages; and whether one has any before the first meeting.
     """
 
     count: int
-    rows: list[list[Row]] = field(default_factory=list)
+    ranks: tuple[int, ...]
+    rows: list[list[Row | Messages]] = field(default_factory=list)
     awaits: list[tuple[int, ...]] = field(default_factory=list)
     stored: list[dict[tuple[str, int], int]] = field(default_factory=list)
     reached: set[tuple[int, str]] = field(default_factory=set)
+    held: dict[Cell, set[tuple[str, int]]] = field(default_factory=dict)
     complete: bool = True
-    why_not: str = ""
+    has_messages: bool = False
+    messages_first: bool = False
 
 
 def phases_of(
     schedule: Callable[[int], Schedule],
     rank: int,
-    size: int,
+    ranks: Sequence[int],
     count: int,
     results: Callable[[int], range],
 ) -> Phases:
@@ -101,62 +121,94 @@ def phases_of(
     ----------
     schedule : callable
         ``schedule(rank)`` returns the rounds of each rank: where a rank stores, another one reads.
-    rank, size, count : int
-        The rank, the number of ranks, and the number of blocks that the data are cut into.
+    rank : int
+        The rank.
+    ranks : sequence of int
+        The ranks of its node, which share memory.
+    count : int
+        The number of blocks that the data are cut into.
     results : callable
         ``results(rank)`` returns the blocks of "out" that are the result of each rank.
 
     Raises
     ------
     ScheduleError
-        If the ranks' meetings cannot all take place, or a step names a rank that there is not.
+        If the ranks' meetings cannot all take place, or a step reaches the memory of a rank that is
+        not on the node.
     """
-    made = Phases(count)
-    rounds = [list(_flat(schedule(peer))) for peer in range(size)]
-    for peer, theirs in enumerate(rounds):
+    made = Phases(count, tuple(ranks))
+    rounds = {peer: list(_flat(schedule(peer))) for peer in ranks}
+    for peer, theirs in rounds.items():
         for step in chain.from_iterable(theirs):
-            if not isinstance(step, (Copy, *ONE_SIDED)):
-                name = type(step).__name__
-                made.why_not = f"it has messages ({name}), and symmetric memory has none"
-                return made
-            _check(peer, size, step)
+            if isinstance(step, ONE_SIDED):
+                _check(peer, ranks, step)
     order = _meetings(rounds)
     made.stored = [{} for _ in range(len(order) + 1)]
-    mine: list[list[list[Row]]] = []
-    for peer, theirs in enumerate(rounds):
+    mine: list[list[list[Row] | Messages]] = []
+    for peer, theirs in rounds.items():
         phases, awaits = _in_phases(peer, theirs, order)
         if peer == rank:
             mine, made.awaits = phases, awaits
         for number, phase in enumerate(phases):
-            for row in chain.from_iterable(phase):
-                made.complete &= len(row.ranks) in (0, size)
-                for owner, buffer, block in (*row.sources, *row.targets):
-                    if owner != peer:
-                        beyond = buffer == "out" and block not in results(owner)
-                        made.reached.add((owner, REST if beyond else buffer))
-                for owner, buffer, block in row.targets:
-                    if owner == rank != peer:
-                        made.stored[number][buffer, block] = peer
-    uses = Counter(
-        cell for phase in mine for row in chain.from_iterable(phase) for cell in row.sources
-    )
+            for part in phase:
+                if isinstance(part, tuple):
+                    made.complete &= not any(isinstance(step, Reduce) for step in part)
+                    made.has_messages = True
+                    made.messages_first |= number == 0
+                    continue
+                for row in part:
+                    _note(made, number, row, rank, peer, results)
+    uses = Counter(chain.from_iterable(map(partial(_read, rank), chain.from_iterable(mine))))
     private = "" if (rank, "tmp") in made.reached else "tmp"
     made.rows = [_joined(phase, uses, private) for phase in mine]
     return made
 
 
-def _check(rank: int, size: int, step: Step) -> None:
-    """Raise if a step names ranks that there are not, or a meeting without this rank."""
+def _note(
+    made: Phases, phase: int, row: Row, rank: int, peer: int, results: Callable[[int], range]
+) -> None:
+    """Note what a row of `peer` reaches in other ranks' buffers, and in those of `rank`."""
+    made.complete &= len(row.ranks) in (0, len(made.ranks))
+    for owner, buffer, block in (*row.sources, *row.targets):
+        if owner != peer or buffer not in (*BUFFERS, _ASIDE):
+            beyond = buffer == "out" and block not in results(owner)
+            made.reached.add((owner, REST if beyond else buffer))
+    for cell in row.targets:
+        owner, buffer, block = cell
+        if owner == rank != peer:
+            made.stored[phase][buffer, block] = peer
+        if owner == peer and buffer not in (*BUFFERS, _ASIDE):
+            made.held.setdefault(cell, set()).add(row.sources[0][1:])
+
+
+def _read(rank: int, part: Sequence[Row] | Messages) -> Iterator[Cell]:
+    """Yield the blocks that a part of a phase reads; those of a message as this rank's."""
+    if not isinstance(part, tuple):
+        for row in part:
+            yield from row.sources
+        return
+    for step in part:
+        if isinstance(step, Copy):
+            yield from [(rank, step.source, block) for block in block_tuple(step.source_blocks)]
+        elif isinstance(step, (Send, Reduce)):
+            yield from [(rank, step.buffer, block) for block in block_tuple(step.blocks)]
+
+
+def _check(rank: int, ranks: Sequence[int], step: Step) -> None:
+    """Raise if a step reaches ranks of another node, or is a meeting without this rank."""
     named: Sequence[int] = ()
     if isinstance(step, Meet):
         named = step.group
         if rank not in named:
             raise ScheduleError(f"{step!r} is without this rank", rank=rank)
-    elif not isinstance(step, Copy):
+    elif isinstance(step, (Get, Put, Fold)):
         named = step.peers if isinstance(step, Fold) else (step.peer,)
     for peer in named:
-        if not 0 <= peer < size:
-            raise ScheduleError(f"{step!r} names rank {peer}; there are {size} ranks", rank=rank)
+        if peer not in ranks:
+            there = ", ".join(map(str, ranks))
+            raise ScheduleError(
+                f"{step!r} names rank {peer}; the node has the ranks {there}", rank=rank
+            )
 
 
 def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:
@@ -169,23 +221,25 @@ def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:
             yield steps_of(item)
 
 
-def _meetings(rounds: Sequence[Sequence[tuple[Step, ...]]]) -> list[tuple[int, ...]]:
+def _meetings(rounds: Mapping[int, Sequence[tuple[Step, ...]]]) -> list[tuple[int, ...]]:
     """Return the groups of all meetings, in an order that agrees with that of every rank."""
-    ahead = [
-        deque(tuple(step.group) for steps in theirs for step in steps if isinstance(step, Meet))
-        for theirs in rounds
-    ]
+    ahead = {
+        rank: deque(
+            tuple(step.group) for steps in theirs for step in steps if isinstance(step, Meet)
+        )
+        for rank, theirs in rounds.items()
+    }
     order: list[tuple[int, ...]] = []
     found = True
     while found:
         found = False
-        for queue in ahead:
+        for queue in ahead.values():
             while queue and all(ahead[r] and ahead[r][0] == queue[0] for r in queue[0]):
                 order.append(queue[0])
                 for r in order[-1]:
                     ahead[r].popleft()
                 found = True
-    for rank, queue in enumerate(ahead):
+    for rank, queue in ahead.items():
         if queue:
             raise ScheduleError(f"the meeting of ranks {queue[0]} never takes place", rank=rank)
     return order
@@ -193,9 +247,9 @@ def _meetings(rounds: Sequence[Sequence[tuple[Step, ...]]]) -> list[tuple[int, .
 
 def _in_phases(
     rank: int, rounds: Sequence[tuple[Step, ...]], order: Sequence[tuple[int, ...]]
-) -> tuple[list[list[list[Row]]], list[tuple[int, ...]]]:
-    """Return the rows of a rank's rounds by phase, and the ranks that it awaits in each meeting."""
-    phases: list[list[list[Row]]] = [[] for _ in range(len(order) + 1)]
+) -> tuple[list[list[list[Row] | Messages]], list[tuple[int, ...]]]:
+    """Return the parts of a rank's phases, and the ranks that it awaits in each meeting."""
+    phases: list[list[list[Row] | Messages]] = [[] for _ in range(len(order) + 1)]
     awaits: list[tuple[int, ...]] = [() for _ in order]
     at = 0
     for steps in rounds:
@@ -203,8 +257,11 @@ def _in_phases(
             at = next(n for n in range(at, len(order)) if order[n] == tuple(meet.group)) + 1
             awaited = meet.group if meet.awaits is None else meet.awaits
             awaits[at - 1] = tuple([peer for peer in awaited if peer != rank])
-        else:
-            phases[at] += _rows(rank, steps)
+            continue
+        if any(isinstance(step, _MESSAGES) for step in steps):
+            phases[at].append(tuple([s for s in steps if not isinstance(s, ONE_SIDED)]))
+            steps = tuple([s for s in steps if isinstance(s, ONE_SIDED)])
+        phases[at] += _rows(rank, steps)
     return phases, awaits
 
 
@@ -260,16 +317,22 @@ def _moved(rank: int, step: Step) -> list[tuple[Cell, Cell]]:
     ]
 
 
-def _joined(parts: Sequence[list[Row]], uses: Counter[Cell], private: str) -> list[Row]:
+def _joined(
+    parts: Sequence[list[Row] | Messages], uses: Counter[Cell], private: str
+) -> list[Row | Messages]:
     """Return the rows of one phase, in which a combination is stored where it is copied later.
 
     `uses` has how often this rank reads each block.  `private` is a buffer that no other rank
     reaches, or empty: a result there that is not read again need not be stored.
     """
-    joined: list[Row] = []
+    joined: list[Row | Messages] = []
     last: list[Row] = []  # the last round of which something is left
     folds: dict[Cell, Row] = {}  # its combinations, by their targets
     for part in parts:
+        if isinstance(part, tuple):
+            joined.append(part)
+            last, folds = [], {}
+            continue
         rest = []
         for row in part:
             fold = None if row.ranks else folds.get(row.sources[0])
@@ -281,7 +344,7 @@ def _joined(parts: Sequence[list[Row]], uses: Counter[Cell], private: str) -> li
         if rest:
             joined += rest
             last, folds = rest, {row.targets[0]: row for row in rest if row.ranks}
-    for row in joined:
+    for row in [row for row in joined if isinstance(row, Row)]:
         first = row.targets[0]
         if row.ranks and len(row.targets) > 1 and private == first[1] and not uses[first]:
             del row.targets[0]

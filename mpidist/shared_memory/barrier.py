@@ -158,7 +158,8 @@ class Barrier:
 class BoardArrival:
     """A transfer without messages, complete when all ranks on the board have reached an operation.
 
-    It is the first round of a kernel in the background.
+    It is the first round of a program that reaches other ranks' memory in the background, or
+    between messages.
 
     Parameters
     ----------
@@ -167,12 +168,22 @@ class BoardArrival:
     check : callable
         ``check(sequence, what, fingerprint)`` is called when all ranks have arrived; it raises if
         their operations differ.
+    tags : list of int
+        ``Program.tags``: 0 in a blocking call.
+    patience : tuple of int
+        Patience of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
     """
 
-    __slots__ = ("_board", "_check", "_named")
+    __slots__ = ("_board", "_check", "_named", "_tags", "_patience")
 
-    def __init__(self, board: Board, check: Callable[[int, str, int], object]):
-        self._board, self._check = board, check
+    def __init__(
+        self,
+        board: Board,
+        check: Callable[[int, str, int], object],
+        tags: list[int],
+        patience: tuple[int, int],
+    ):
+        self._board, self._check, self._tags, self._patience = board, check, tags, patience
         self._named = (0, "", 0)
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
@@ -184,7 +195,8 @@ class BoardArrival:
 
     def test(self) -> bool:
         """Return whether all ranks have arrived; raise if their operations differ."""
-        if not self._board.all_reached(self._named[0]):
+        patience = (0, 0) if self._tags[0] else self._patience
+        if not self._board.spin(self._named[0], patience):
             return False
         self._check(*self._named)
         return True

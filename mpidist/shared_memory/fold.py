@@ -11,33 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms.relabel import outward
 from ..backends.program import Action, store
 from ..calls.arrays import overlaps
 from ..operations import Op, accumulator, division, narrow, widen
 from .compiled import one_pass, stream
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
-
-
-def fold(
-    op: Op,
-    inputs: Sequence[np.ndarray],
-    rank: int,
-    targets: Sequence[np.ndarray],
-    divisor: int,
-    scratch: dict[str, np.ndarray] | None = None,
-    streamed: bool = False,
-) -> list[Action]:
-    """Return the actions that combine a slice of all ranks' arrays in the order of ``direct``.
-
-    `inputs` has the slice of every rank, and `rank` is the owner of the slice: its input is
-    combined first with those of the ranks below it, from ``rank - 1`` down to 0, then with those
-    above it.  The other parameters are those of :func:`fold_in_order`.
-    """
-    order = (rank, *outward(rank, len(inputs)))
-    inputs = [inputs[peer] for peer in order]
-    return fold_in_order(op, inputs, order, targets, divisor, scratch, streamed)
 
 
 def fold_in_order(

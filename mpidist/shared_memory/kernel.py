@@ -5,13 +5,12 @@ announced, and phases of actions; a barrier separates the phases::
 
     actions before | all ranks arrive | phase 1 | barrier | phase 2 | … | barrier | last phase
 
-Written by hand in slots and single_copy; those of schedules are made by ``engine/mapped.py``.
+They are made by ``engine/one_sided.py``, from schedules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,8 @@ from ..backends.program import Action, Program, Round, Side, store
 from ..calls.arrays import address, view_at
 from ..calls.call import Call
 from ..operations import is_half, is_mean
-from ..schedule.rounds import blocks
 from .barrier import AwaitedRanks, Barrier
-from .fold import PIECE_BYTES, fold
+from .fold import PIECE_BYTES
 from .heap import Heap
 
 _ONE_SHOT_BYTES = {"allreduce": 128 << 10, "reduce": 64 << 10}
@@ -94,38 +92,6 @@ def one_shot(call: Call) -> bool:
 def divisor(call: Call) -> int:
     """Return the divisor of a call's result: the number of ranks for a mean, else 0."""
     return call.size if is_mean(call.op) else 0
-
-
-def combine(
-    call: Call, inputs: Sequence[np.ndarray], owner: int, part: slice, target: np.ndarray
-) -> list[Action]:
-    """Return the actions that combine slice `part` of all ranks' inputs into `target`.
-
-    `owner` is the rank whose slice it is: the order of the inputs is that of
-    :func:`~mpidist.shared_memory.fold.fold` with this rank.
-    """
-    assert call.op is not None
-    return fold(call.op, [view[part] for view in inputs], owner, [target], divisor(call))
-
-
-def combine_all(call: Call, inputs: Sequence[np.ndarray], out: np.ndarray) -> list[Action]:
-    """Return the actions that combine the whole inputs into `out`, slice by slice.
-
-    Each rank owns one slice, whose inputs are combined in the order of its owner: that of
-    :func:`~mpidist.shared_memory.fold.fold`.  With two ranks both orders give the same bits, so the
-    whole is one slice.
-    """
-    parts = [slice(0, out.size)] if call.size <= 2 else blocks(out.size, call.size)
-    actions: list[Action] = []
-    for owner, part in enumerate(parts):
-        actions += combine(call, inputs, owner, part, out[part])
-    return actions
-
-
-def slices_of(counts: Sequence[int]) -> list[slice]:
-    """Return each rank's slice of an array that concatenates ``counts[rank]`` elements per rank."""
-    stops = list(accumulate(counts))
-    return [slice(stop - count, stop) for stop, count in zip(stops, counts)]
 
 
 def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:

@@ -12,7 +12,7 @@ import pytest
 import mpidist
 from mpidist.backends.mpi import MpiBackend
 from mpidist.communicator.communicator import Communicator
-from mpidist.engine.mapped import Noted
+from mpidist.engine.reach import Noted
 from mpidist.errors import CollectiveMismatch, InvalidRank
 from mpidist.selection.config import CollectiveConfig
 from mpidist.shared_memory import compiled

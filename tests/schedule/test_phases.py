@@ -3,13 +3,13 @@
 import pytest
 
 from mpidist import ScheduleError
-from mpidist.schedule import Copy, Fold, Get, Meet, Put, Send, parallel
+from mpidist.schedule import Copy, Fold, Get, Meet, Put, Recv, Send, parallel
 from mpidist.schedule.phases import REST, phases_of
 
 
 def phases(rounds, rank=0, size=2, count=2, results=None):
     """The phases of a rank, where ``rounds(rank)`` returns the rounds of each."""
-    return phases_of(rounds, rank, size, count, results or (lambda peer: range(count)))
+    return phases_of(rounds, rank, range(size), count, results or (lambda peer: range(count)))
 
 
 def rows(made):
@@ -131,9 +131,39 @@ def test_a_part_of_the_operands_is_not_complete():
     assert not phases(rounds, size=3).complete
 
 
-def test_messages_are_named():
-    made = phases(lambda rank: [(Send(1 - rank),)])
-    assert made.why_not == "it has messages (Send), and symmetric memory has none"
+def test_messages_stay_rounds_and_keep_combinations_apart():
+    def rounds(rank):
+        yield Meet((0, 1))
+        yield Fold((rank, 1 - rank), blocks=rank, target="tmp")
+        yield Send(2, rank, "tmp"), Recv(2, rank)
+        yield Copy(rank, rank, "tmp")
+        yield Meet((0, 1))
+
+    made = phases_of(rounds, 1, (0, 1), 2, lambda peer: range(2))
+    fold, messages, copy = made.rows[1]
+    assert messages == (Send(2, 1, "tmp"), Recv(2, 1))
+    assert fold.targets == [(1, "tmp", 1)] and copy.targets == [(1, "out", 1)]
+    assert made.has_messages and not made.messages_first
+
+
+def test_one_sided_steps_beside_messages_come_after_them():
+    made = phases(lambda rank: [(Send(1 - rank), Recv(1 - rank, 1), Get(1 - rank, 0, "tmp"))])
+    (messages, row) = made.rows[0]
+    assert messages == (Send(1), Recv(1, 1)) and row.sources == ((1, "tmp", 0),)
+    assert made.messages_first
+
+
+def test_blocks_of_slots_know_what_they_hold():
+    def rounds(rank):
+        for k in range(2):
+            yield Copy(k, 0, target="slot0")
+            yield Meet((0, 1))
+            yield Get(1 - rank, 0, "slot0", to=2 + k)
+            yield Meet((0, 1))
+
+    made = phases(rounds, count=4)
+    assert made.held == {(r, "slot0", 0): {("in", 0), ("in", 1)} for r in (0, 1)}
+    assert (1, "slot0") in made.reached
 
 
 def test_meetings_in_different_orders_never_take_place():

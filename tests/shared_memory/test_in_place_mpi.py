@@ -13,7 +13,7 @@ import pytest
 import mpidist
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
-from mpidist.engine.mapped import Mapped
+from mpidist.engine.symmetric import Symmetric
 from mpidist.shared_memory.barrier import Barrier
 
 pytestmark = pytest.mark.one_node
@@ -143,14 +143,10 @@ def test_shapes_views_and_repeats(comm):
 
 
 def test_auto_takes_it_where_it_is_faster(comm, monkeypatch):
-    x, made, plain = comm.empty(1 << 16, "float32"), [], Mapped.program
-    monkeypatch.setattr(
-        Mapped, "program", lambda *arguments: made.append(arguments) or plain(*arguments)
-    )
+    x, made, plain = comm.empty(1 << 16, "float32"), [], Symmetric.program
+    monkeypatch.setattr(Symmetric, "program", lambda *given: made.append(given) or plain(*given))
     comm.allreduce(x, out=x)
-    assert [(call.collective, choice.name) for _, call, choice in made] == [
-        ("allreduce", "in_place")
-    ]
+    assert [call.collective for _, call, *_ in made] == ["allreduce"]
 
 
 def test_private_arrays_are_refused_by_name(comm):

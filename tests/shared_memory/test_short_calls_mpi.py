@@ -9,8 +9,8 @@ import pytest
 import mpidist
 from mpidist.backends.mpi import MpiBackend
 from mpidist.communicator.communicator import Communicator
+from mpidist.engine.staged import Staged
 from mpidist.selection.config import CollectiveConfig
-from mpidist.shared_memory import slots
 
 pytestmark = pytest.mark.one_node
 STAGED = {"algorithm": "staged"}
@@ -27,9 +27,11 @@ def own(comm):
 @pytest.fixture
 def bound(monkeypatch):
     """The calls that were bound, each for both slots or for one."""
-    calls, plain = [], slots.kernel
+    calls, plain = [], Staged.reach
     monkeypatch.setattr(
-        slots, "kernel", lambda call, heap, slot: calls.append(call) or plain(call, heap, slot)
+        Staged,
+        "reach",
+        lambda self, plan, call, *how: calls.append(call) or plain(self, plan, call, *how),
     )
     return calls
 

@@ -10,7 +10,7 @@ import pytest
 import mpidist
 from mpidist import CollectiveConfig, Communicator, Unsupported
 from mpidist.backends.mpi import MpiBackend
-from mpidist.schedule import Fold, Get, Meet, Recv, Send, algorithm, algorithms, prove
+from mpidist.schedule import Copy, Fold, Get, Meet, Recv, Send, algorithm, algorithms, prove
 from mpidist.schedule.registry import unregister
 
 pytestmark = pytest.mark.one_node
@@ -219,27 +219,43 @@ def test_private_arrays_are_refused_by_name(comm):
             call()
     with pytest.raises(Unsupported, match="'in_place': x was not allocated by comm.empty()"):
         comm.reduce(x, out=out if comm.rank == 0 else None, algorithm="in_place")
-    with pytest.raises(Unsupported, match="'published': it needs published memory, in which no"):
-        comm.allreduce(out, out=out, algorithm="published")
     comm.allreduce(out, out=out, algorithm="in_place")
 
 
 def test_what_symmetric_memory_has_not(comm, pairs):
-    @algorithm("allreduce", "mixed", memory="mapped")
-    def mixed(rank, size):
-        yield Meet(range(size))
-        yield Send((rank + 1) % size), Recv((rank - 1) % size)
-
     x = comm.empty(10, "float16")
+    if comm.size > 1:
+        with pytest.raises(Unsupported, match="in which a mean of float16 may overflow"):
+            comm.allreduce(x, "mean", out=x, algorithm=pairs)
+    comm.allreduce(x, out=x, algorithm="in_place")
+
+
+def test_messages_between_meetings(comm):
+    """A schedule of its own with both: rank 0 combines all arrays, and sends the result."""
+
+    @algorithm("allreduce", "told", memory="mapped", ordered=True)
+    def told(rank, size):
+        yield Meet(range(size))
+        if rank == 0:
+            yield Fold(range(size), target="tmp")
+            sends = (Send(peer, buffer="tmp") for peer in range(1, size))
+            yield (*sends, Copy(0, 0, "tmp"))
+        else:
+            yield Recv(0)
+        yield Meet(range(size))
+
     try:
-        with pytest.raises(Unsupported, match="'mixed': it has messages .Send., and symmetric mem"):
-            comm.allreduce(x, out=x, algorithm="mixed")
-        if comm.size > 1:
-            with pytest.raises(Unsupported, match="in which a mean of float16 may overflow"):
-                comm.allreduce(x, "mean", out=x, algorithm=pairs)
-        comm.allreduce(x, out=x, algorithm="in_place")
+        x = comm.empty(1000)
+        for turn in range(6):
+            x[...] = comm.rank + turn
+            total = comm.size * turn + sum(range(comm.size))
+            if turn < 4:
+                comm.allreduce(x, out=x, algorithm="told")
+            else:
+                comm.iallreduce(x, out=x, algorithm="told").wait()
+            assert (x == total).all()
     finally:
-        unregister("allreduce", "mixed")
+        unregister("allreduce", "told")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,11 +1,5 @@
-"""Schedules bound to symmetric memory, run in one process with the parts of all ranks in one array.
+"""Schedules bound to symmetric memory, run in one process."""
 
-The ranks' programs run phase by phase, the ranks of a phase in a random order: what a meeting does
-not order may happen so.
-"""
-
-import random
-import weakref
 from itertools import product
 
 import numpy as np
@@ -13,18 +7,11 @@ import pytest
 
 from mpidist import InvalidArgument, ScheduleError
 from mpidist.algorithms.in_place import allreduce_in_place
-from mpidist.algorithms.relabel import inward
-from mpidist.calls.arrays import owner
-from mpidist.calls.call import Caller
-from mpidist.calls.prepare import prepare
-from mpidist.engine.mapped import Mapped
 from mpidist.engine.rooted import rooted_program
-from mpidist.operations import find_op
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
 from mpidist.schedule.registry import find, unregister
-from mpidist.schedule.rounds import blocks
-from mpidist.shared_memory.barrier import BarrierLines
-from mpidist.shared_memory.heap import Allocation, Heap
+
+from ..support.one_node import ROOTED, Ranks, expected, filled, lengths
 
 SHIPPED = [
     (a.collective, a.name)
@@ -32,112 +19,6 @@ SHIPPED = [
     if a.memory is not None and a.memory.name == "mapped" and a.name.startswith("in_place")
 ]
 WITH_DATA = [pair for pair in SHIPPED if pair[0] != "barrier"]
-ROOTED = ("reduce", "broadcast", "gather", "scatter")
-
-
-class Ranks:
-    """The symmetric memory of all ranks, in one process."""
-
-    def __init__(self, size):
-        self.size, self.number = size, 0
-        words = memoryview(bytearray(BarrierLines.bytes_needed(size, 2))).cast("q")
-        self.heaps = [Heap(rank, size, lambda value: [value] * size) for rank in range(size)]
-        for rank, heap in enumerate(self.heaps):
-            heap._lines = BarrierLines(words, rank, size, (1, 0))
-        self.mapped = [Mapped(heap, 2) for heap in self.heaps]
-
-    def empty(self, n, dtype="float64"):
-        """Return a symmetric array of each rank."""
-        nbytes = n * np.dtype(dtype).itemsize
-        stride = 2 * (nbytes // 64 + 1) * 64
-        flat = np.zeros(stride * self.size, np.uint8)
-        self.number += 1
-        start = flat.__array_interface__["data"][0]
-        for rank, heap in enumerate(self.heaps):
-            ref = weakref.ref(owner(flat))
-            made = Allocation(self.number, start, stride, self.size, rank, ref)
-            heap._allocations[id(owner(flat))] = heap._by_number[self.number] = made
-        return [flat[r * stride : r * stride + nbytes].view(dtype) for r in range(self.size)]
-
-    def calls(self, collective, xs, outs, root=0, op=None, counts=None):
-        """Return the call of each rank, which passes what a user of that rank would pass."""
-        given = {"root": root} if collective in ROOTED else {}
-        given |= {} if op is None else {"op": op}
-        given |= {} if counts is None else {"counts": counts}
-        made = []
-        for rank, (x, out) in enumerate(zip(xs, outs)):
-            if collective in ("reduce", "gather") and rank != root:
-                out = None
-            if collective == "scatter" and rank != root:
-                x = None
-            made.append(prepare(collective, Caller(rank, self.size), x, out, **given).call)
-        return made
-
-    def why_not(self, name, calls, background=False):
-        choice = find(calls[0].collective, name)
-        return [m.why_not(call, choice, background) for m, call in zip(self.mapped, calls)]
-
-    def bound(self, name, calls):
-        assert not any(self.why_not(name, calls))
-        choice = find(calls[0].collective, name)
-        return [mapped.program(call, choice) for mapped, call in zip(self.mapped, calls)]
-
-    def run(self, programs, seed=0):
-        order, shuffle = list(range(self.size)), random.Random(seed).shuffle
-        for rank in order:
-            for action in programs[rank].before:
-                action()
-        for rounds in zip(*(program.items for program in programs), strict=True):
-            for at in rounds:
-                if at.transfer is not None:
-                    at.transfer.start()
-            shuffle(order)
-            for rank in order:
-                assert rounds[rank].transfer is None or rounds[rank].transfer.test()
-                for action in rounds[rank].after:
-                    action()
-
-
-def lengths(collective, n, size):
-    """The elements of `x` and `out` of each rank, for parts or arrays of `n`."""
-    long = n * size
-    return (
-        long if collective in ("scatter", "reduce_scatter", "alltoall") else n,
-        long if collective in ("gather", "allgather", "alltoall") else n,
-    )
-
-
-def filled(arrays):
-    for rank, x in enumerate(arrays):
-        values = np.random.default_rng(rank).random(x.size) - 0.5
-        x[...] = (values * 20).astype(x.dtype)
-
-
-def combined(xs, op, parts):
-    """The bits of ``direct``: a part's owner combines with the ranks below it, then above it."""
-    function, size, total = find_op(op).function, len(xs), np.empty_like(xs[0])
-    for rank, part in enumerate(parts):
-        value = xs[rank][part]
-        for peer in inward(rank, size)[1:]:
-            other = xs[peer][part]
-            value = function(other, value) if peer < rank else function(value, other)
-        total[part] = value
-    return total
-
-
-def expected(collective, xs, root, op):
-    """The result of every rank."""
-    size = len(xs)
-    if op is not None:
-        total = combined(xs, op, blocks(xs[0].size, size))
-        return np.split(total, size) if collective == "reduce_scatter" else [total] * size
-    if collective == "broadcast":
-        return [xs[root]] * size
-    if collective in ("allgather", "gather"):
-        return [np.concatenate(xs)] * size
-    if collective == "scatter":
-        return np.split(xs[root], size)
-    return [np.concatenate([np.split(x, size)[rank] for x in xs]) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
@@ -232,10 +113,12 @@ def test_two_schedules_of_which_each_rank_takes_one(collective, other, how):
         right = expected(collective, xs, root, op)
         calls = ranks.calls(collective, xs, outs, root, op)
         programs = []
-        for call, mapped, heap in zip(calls, ranks.mapped, ranks.heaps):
-            plans = [mapped.plan(call, find(collective, name)) for name in ("in_place", other)]
+        for call, executor, heap in zip(calls, ranks.executors, ranks.heaps):
+            tags = [0]
+            plans = [executor.plan(call, find(collective, name)) for name in ("in_place", other)]
+            bound = [executor.binding(call, plan, tags) for plan in plans]
             last = collective != "reduce" or other == "in_place_one_shot"
-            programs.append(rooted_program(call, *plans, heap, last))
+            programs.append(rooted_program(call, *bound, heap, tags, last))
         if how == "dropped by some":
             for rank in range(1 - root, size, 2):
                 del ranks.heaps[rank]._by_number[number]
@@ -392,7 +275,7 @@ def test_a_result_is_stored_only_where_it_is_read():
         calls = ranks.calls("allreduce", xs, outs, op="sum")
         ranks.run(ranks.bound("copied_on", calls))
         assert all((out == np.sum(xs, axis=0)).all() for out in outs)
-        schedule = ranks.mapped[0].plan(calls[0], find("allreduce", "copied_on"))
+        schedule = ranks.executors[0].plan(calls[0], find("allreduce", "copied_on"))
         ((step,),) = [steps for steps in schedule.layout(calls[0]).steps if steps]
         assert [key for key, _, _ in step.targets] == [(1, "out"), (0, "out")]
     finally:
@@ -478,9 +361,12 @@ def test_no_shadow_in_the_background():
     [
         (lambda rank: Meet((rank, (rank + 1) % 3)), "rank 0: the meeting of ranks .0, 1. never"),
         (lambda rank: Meet(()), "rank 0: Meet.* is without this rank"),
-        (lambda rank: Meet(range(4)), "rank 0: Meet.* names rank 3; there are 3 ranks"),
-        (lambda rank: Get(3), "rank 0: Get.* names rank 3; there are 3 ranks"),
-        (lambda rank: Fold((rank, -1)), "rank 0: Fold.* names rank -1; there are 3 ranks"),
+        (
+            lambda rank: Meet(range(4)),
+            "rank 0: Meet.* names rank 3; the node has the",
+        ),
+        (lambda rank: Get(3), "rank 0: Get.* names rank 3; the node has the ranks 0, 1, 2"),
+        (lambda rank: Fold((rank, -1)), "rank 0: Fold.* names rank -1; the node has"),
     ],
 )
 def test_steps_that_cannot_be(step, why):

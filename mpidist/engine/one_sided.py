@@ -1,0 +1,274 @@
+"""Binding schedules in shared memory: steps become the actions of a kernel, meetings its barriers.
+
+The steps of a schedule are copies and combinations of blocks (:mod:`mpidist.schedule.phases`), laid
+out once for each length (:mod:`.layout`).  Here each block gets its memory (:mod:`.reach`).  Rounds
+of messages between the meetings are bound as in any other program (:mod:`.binding`)::
+
+    kernel          before | all arrive | phase 1 | barrier | phase 2 | …
+    with messages   before | all of this node arrive | … | messages | … | barrier | …
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.base import Backend, Transfer
+from ..backends.program import Action, OperationCheck, Program, Round, Side, store
+from ..calls.arrays import address
+from ..calls.call import Call
+from ..shared_memory.barrier import Barrier, BoardArrival
+from ..shared_memory.compiled import stream, streams
+from ..shared_memory.conditional import TargetedAction
+from ..shared_memory.fold import PIECE_BYTES, fold_in_order
+from ..shared_memory.heap import Heap
+from ..shared_memory.kernel import Phase, assemble, divisor, push
+from .binding import Binder
+from .layout import Plan, Step
+from .reach import Far, Noted, PieceScratch, Reach
+from .storage import HostMemory, MessageScratch, Piece
+
+_LEAST_PIECE = 64 << 10  # bytes of a piece of another process's array
+
+
+class _Pieces(HostMemory):
+    """Memory of a binding for its messages: pieces are in the layout's arrays, or in scratch."""
+
+    def __init__(self, arrays: dict[Any, Any], dtype: np.dtype):
+        super().__init__(dtype)
+        self._arrays = arrays
+
+    def view(self, piece: Piece) -> np.ndarray:  # type: ignore[override]
+        """Return the elements of a Piece."""
+        key, start, stop = piece
+        return (key if isinstance(key, np.ndarray) else self._arrays[key])[start:stop]
+
+
+class _Checks(NamedTuple):
+    """Several checks of a program that the ranks run the same operation."""
+
+    checks: tuple[OperationCheck, ...]
+
+    def name(self, sequence: int, operation: str, fingerprint: int) -> None:
+        for check in self.checks:
+            check.name(sequence, operation, fingerprint)
+
+
+class Binding:
+    """A plan bound to the memory of one call.
+
+    Parameters
+    ----------
+    call : Call
+        The call, whose arrays are not kept alive.
+    plan : Plan
+        Its schedule.
+    reach : Reach
+        The arrays, and what is done to find them.
+    heap : Heap
+        The memory with the barrier counters.
+    tags : list of int
+        ``Program.tags``: one number, the set of barrier counters and notes that a run uses.
+
+    Attributes
+    ----------
+    plan, layout, arrays
+        The schedule, its steps for the lengths of the call, and the arrays of these.
+    before : list of callable
+        Actions before this rank announces its arrival.
+    """
+
+    def __init__(self, call: Call, plan: Plan, reach: Reach, heap: Heap, tags: list[int]):
+        self.plan, self.layout, self._heap = plan, plan.layout(call), heap
+        self.arrays, self.before, self._reach = reach.arrays, reach.before, reach
+        self._tags, self._op, self._divisor, self._dtype = tags, call.op, divisor(call), call.dtype
+        self._rank = call.rank
+        self._nbytes = call.nbytes if call.out is None else call.out.nbytes
+        self._long: bool | None = None  # is asked for once, if at all: it reads the environment
+        # The parts of gather and scatter are stored through the cache.
+        parts = plan.contract.per_rank and plan.contract.rooted
+        self._may_stream = reach.streams and call.out is not None and not parts
+        self._in_place = reach.in_place
+
+    def kernel(self, slot: int | None = None) -> Program:
+        """Return the program: the steps of each phase as actions, with barriers between them."""
+        before, steps = self.before, self.layout.steps
+        if steps[0]:
+            before = [*before, *self._before()]
+        parts = [self.actions(part) if part else [] for part in steps[1:]]
+        parts[-1] += self._finish()
+        parts[0][:0] = self._reach.opening
+        body: list[Phase | list[Action]] = [
+            part if awaits is None else Phase(part, awaits)
+            for part, awaits in zip(parts, self.plan.awaits)
+        ]
+        if self._reach.closes:
+            body.append([])
+        return assemble((before, body), self._heap, self._tags, slot)
+
+    def program(
+        self, backend: Backend, arrival: BoardArrival, persistent: bool, slot: int | None = None
+    ) -> Program:
+        """Return the program of a schedule that sends messages, too.
+
+        `arrival` is the arrival of all ranks of the node; for `persistent` see :class:`.Binder`.
+        """
+        memory, lines = _Pieces(self.arrays, self._dtype), self._heap.lines
+        binder = Binder(backend, memory, self._op, persistent, self._tags)
+        arena, heard = MessageScratch(memory), set[int]()
+        before, items = self.before, list[Round | Side]()
+
+        def add(parts: Sequence[Any], transfer: Transfer | None, actions: Sequence[Action]) -> None:
+            """Add the rounds of a phase, behind `transfer` and `actions`."""
+            for messages, group in groupby(parts, lambda part: isinstance(part, list)):
+                if not messages:
+                    actions = [*actions, *self.actions(list(group))]
+                    continue
+                if transfer or actions:
+                    items.append(Round((), transfer, tuple(actions)))
+                transfer, actions = None, []
+                items.extend(binder.round(placed, arena, 0, heard) for placed in group)
+            if transfer or actions:
+                items.append(Round((), transfer, tuple(actions)))
+
+        first, *others = self.layout.steps
+        meetings: list[Transfer] = [Barrier(lines, self._tags, a) for a in self.plan.awaits]
+        if self.plan.phases.messages_first:
+            add(first, arrival, self._reach.opening)
+        else:
+            before, meetings[0] = [*before, *self._before()], arrival
+        for parts, meeting in zip(others, meetings):
+            add(parts, meeting, self._reach.opening if meeting is arrival else [])
+        if self._reach.closes:
+            add([], Barrier(lines, self._tags), [])
+        program = binder.greeted(items, self._finish(), arena.total())
+        program.before, program.slot = tuple(before), slot
+        checks = [check for check in (arrival, program.named) if check is not None]
+        program.named = _Checks(tuple(checks))
+        return program
+
+    def _before(self) -> list[Action]:
+        """Return the actions of the phase before the first meeting.
+
+        Others are about to read what it stores, which should be in the cache.
+        """
+        streaming, self._may_stream = self._may_stream, False
+        actions = self.actions(self.layout.steps[0])
+        self._may_stream = streaming
+        return actions
+
+    def _finish(self) -> list[Action]:
+        """Return the actions in the end: copies to the result from elsewhere, and a division."""
+        actions: list[Action] = []
+        for target, source in self.layout.finish:
+            if not self._in_place or self._differ(target, source):
+                actions.append(store(self._view(target), self._view(source)))
+        out = self.arrays.get((self._rank, "out"))
+        if self._divisor and not self.plan.phases.complete and out is not None:
+            actions.append(HostMemory.divide(out, out, self._divisor))
+        return actions
+
+    def actions(self, steps: Sequence[Step]) -> list[Action]:
+        """Return the actions of steps, of which those on noted arrays are bound when they run."""
+        if not self.plan.noted:
+            return [action for step in steps for action in self.bound(step)]
+        actions: list[Action] = []
+        for noted, group in groupby(steps, lambda step: bool(self.noted(step))):
+            if noted:
+                actions.append(self._targeted(list(group)))
+            else:
+                actions += [one for step in group for one in self.bound(step)]
+        return actions
+
+    def noted(self, step: Step) -> list[Noted]:
+        """Return the arrays of a step that are found by notes."""
+        arrays = [self.arrays[key] for key, _, _ in (*step.sources, *step.targets)]
+        return [array for array in arrays if type(array) is Noted]
+
+    def bound(self, step: Step) -> list[Action]:
+        """Return the actions of a step, whose noted arrays have been found."""
+        ranks, sources, targets = step
+        if self._reach.aside is not None:
+            far = [type(self.arrays[key]) is Far for key, _, _ in sources]
+            if True in far:
+                return self._fetched(step, far, self._reach.aside)
+        if not ranks:
+            if self._in_place:
+                targets = tuple([to for to in targets if self._differ(to, sources[0])])
+            copy = stream if self._may_stream and self._is_long() else store
+            return push(self._view(sources[0]), [self._view(to) for to in targets], copy)
+        assert self._op is not None
+        inputs, outs = [self._view(s) for s in sources], [self._view(t) for t in targets]
+        # In place, what is to be overwritten has just been read and is in the cache.
+        streamed = self._reach.streams and not self._in_place and self._is_long()
+        by = self._divisor if self.plan.phases.complete else 0
+        return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
+
+    def _fetched(self, step: Step, far: Sequence[bool], aside: PieceScratch) -> list[Action]:
+        """Return the actions of a step with arrays of other processes, fetched piece by piece."""
+        ranks, sources, targets = step
+        outs = [self._view(to) for to in targets]
+        if not ranks:
+            key, start, _ = sources[0]
+            return [self.arrays[key].fetch(start, out) for out in outs]
+        assert self._op is not None
+        count, itemsize = outs[0].size, max(self._dtype.itemsize, 1)
+        piece = max(_LEAST_PIECE, PIECE_BYTES // len(sources)) // itemsize
+        piece = max(1, min(piece, count))
+        pieces = aside.pieces(len(sources), piece, self._dtype)
+        scratch: dict[str, np.ndarray] = {}
+        by = self._divisor if self.plan.phases.complete else 0
+        actions: list[Action] = []
+        for at in range(0, count, piece):
+            length = min(piece, count - at)
+            inputs = []
+            for (key, start, _), held, fetched in zip(sources, pieces, far):
+                if fetched:
+                    inputs.append(held[:length])
+                    actions.append(self.arrays[key].fetch(start + at, inputs[-1]))
+                else:
+                    inputs.append(self.arrays[key][start + at : start + at + length])
+            part = [out[at : at + length] for out in outs]
+            actions += fold_in_order(self._op, inputs, ranks, part, by, scratch)
+        return actions
+
+    def _is_long(self) -> bool:
+        if self._long is None:
+            self._long = streams(self._nbytes)
+        return self._long
+
+    def _differ(self, one: Piece, other: Piece) -> bool:
+        """Return whether two pieces are different memory: a call may be in place."""
+        arrays = self.arrays[one[0]], self.arrays[other[0]]
+        if Noted in map(type, arrays):
+            return True
+        return address(self._view(one)) != address(self._view(other))
+
+    def _view(self, piece: Piece) -> np.ndarray:
+        key, start, stop = piece
+        array = self.arrays[key]
+        return (array.array if type(array) is Noted else array)[start:stop]
+
+    def _targeted(self, steps: Sequence[Step]) -> TargetedAction:
+        """Return the action of steps on noted arrays, which finds these at each run."""
+        found = list(dict.fromkeys(array for step in steps for array in self.noted(step)))
+        tags = self._tags
+        watched: list[weakref.ref] = []
+
+        def find(action: TargetedAction) -> list[Action]:
+            bound = action.bound
+            moved = [array.find(tags) for array in found]  # all of them: `any` would stop early
+            if True in moved or not watched:
+                for array in found:
+                    array.check()
+                bound = [one for step in steps for one in self.bound(step)]
+                watched[:] = [weakref.ref(array.memory(), action.invalidate) for array in found]
+            action.set_expected([word for array in found for word in array.noted])
+            return bound
+
+        indices = [index for array in found for index in array.indices([0])]
+        return TargetedAction(self._heap.lines.words, indices, find)

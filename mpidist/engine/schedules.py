@@ -1,0 +1,97 @@
+"""Executors that run schedules in a memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from ..backends.executor import Executor
+from ..backends.program import Program
+from ..calls.call import Call
+from ..operations import is_half, is_mean
+from ..schedule.registry import Choice
+from ..shared_memory.barrier import BoardArrival
+from ..shared_memory.host import Host
+from ..shared_memory.in_place import NO_HEAP
+from .layout import Plan
+from .one_sided import Binding
+from .reach import Reach
+
+_KEPT = 1024  # plans, by algorithm, root and pieces
+
+
+class ScheduleExecutor(Executor):
+    """Base class of executors that run schedules in one of the memories.
+
+    A schedule is laid out once for each length of its arrays, and then bound to many.  Subclasses
+    say which schedules serve a call, and how their buffers are reached.
+
+    Attributes
+    ----------
+    heap : Heap or None
+        The shared memory of the node; None if its ranks share none.
+    """
+
+    def __init__(self, host: Host):
+        self.heap, self._host = host.heap, host
+        self._plans: dict[Hashable, Plan] = {}
+
+    def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
+        """Return why a schedule does not reach the buffers of a call, or None if it does."""
+        raise NotImplementedError
+
+    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
+        """Return the arrays of a call; `tags` is ``Program.tags``, and `turn` as in `bind`."""
+        raise NotImplementedError
+
+    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
+        """Return why a schedule cannot run on the arrays of a call, or None if it can."""
+        if call.on_device:
+            return "its arrays are on a GPU"
+        if self.heap is None:
+            return NO_HEAP
+        if call.uneven_alltoall:
+            return "the counts of the other ranks are unknown (uneven alltoall)"
+        plan = self.plan(call, choice)
+        if is_mean(call.op) and is_half(call.dtype) and not plan.phases.complete:
+            return f"it combines in several steps, in which a mean of {call.dtype} may overflow"
+        return self.lacks(plan, call, background)
+
+    def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
+        """Return the plan of a schedule for the ranks and the root of a call."""
+        key = (choice.algorithm, choice.arity, call.root, pieces)
+        found = self._plans.get(key)
+        if found is None:
+            host = self._host
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            ranks = next(group for group in host.groups if call.rank in group)
+            found = Plan(call, choice, ranks, host.groups, host.arity, pieces)
+            self._plans[key] = found
+        return found
+
+    def binding(self, call: Call, plan: Plan, tags: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to the arrays of a call."""
+        assert self.heap is not None
+        return Binding(call, plan, self.reach(plan, call, tags, turn), self.heap, tags)
+
+    def program(
+        self,
+        call: Call,
+        plan: Plan,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+        slot: int | None = None,
+    ) -> Program:
+        """Bind a call to a schedule: return its new program; the parameters are those of `bind`."""
+        tags = [0]
+        binding = self.binding(call, plan, tags, turn)
+        if not (background or plan.mixed):
+            return binding.kernel(slot)
+        persistent = repeated and not background
+        return binding.program(self._host.backend, self.arrival(tags), persistent, slot)
+
+    def arrival(self, tags: list[int]) -> BoardArrival:
+        """Return the arrival of all ranks of the node at a call."""
+        backend = self._host.backend
+        return BoardArrival(backend.board, self._host.check_same, tags, backend.patience)

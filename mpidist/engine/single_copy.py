@@ -1,0 +1,141 @@
+"""The ``single_copy`` executor: it runs schedules on private arrays, which other processes read.
+
+Each rank notes the addresses of its arrays before it is announced.  The others fetch what they
+combine piece by piece into scratch memory that stays in cache, and combine it there.  By default
+it serves reductions only: collectives that only move data were no faster than those of the MPI
+library.
+
+Every program ends with one more meeting: a rank that gave up in the last one of its schedule may
+have freed its arrays while others read them, and does not come to this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backends import process_memory
+from ..backends.program import Program
+from ..calls.arrays import address
+from ..calls.call import Call
+from ..errors import Unsupported
+from ..schedule.phases import REST
+from ..schedule.registry import Choice, find
+from ..shared_memory.host import Host
+from ..shared_memory.in_place import NO_HEAP
+from ..shared_memory.kernel import unowned
+from .layout import Key, Plan
+from .reach import Far, PieceScratch, Reach
+from .schedules import ScheduleExecutor
+
+_NOTES = {"in": 0, "out": 1, "tmp": 2, REST: 3}  # a rank's notes: addresses of its arrays
+_SHIPPED = ("allreduce", "reduce", "reduce_scatter")
+
+
+class SingleCopy(ScheduleExecutor):
+    """Executor of reductions of private arrays, which ranks read in each other's processes."""
+
+    name, summary = "single_copy", "every rank reads the others' private arrays"
+    memory = "published"
+
+    def __init__(self, host: Host):
+        super().__init__(host)
+        self._memory: process_memory.ProcessMemory | None = None
+        self._aside = PieceScratch()
+        self._scratch: dict[str, np.ndarray] = {}
+        self._reason = NO_HEAP if host.heap is None else None
+        self.ready = host.heap is None
+        self._shipped = {collective: find(collective, "published") for collective in _SHIPPED}
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return why the call cannot be served, or None if it can.
+
+        Whether the ranks can read each other's memory is known after `make_ready`.
+        """
+        if self._reason is not None:
+            return self._reason
+        if background:
+            return "it cannot run in the background"
+        if call.collective not in self._shipped:
+            return f"there is no {call.collective} by single copies"
+        return None
+
+    def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
+        """Return why a schedule cannot run on private arrays, or None if it can."""
+        return self._reason or ("it cannot run in the background" if background else None)
+
+    def make_ready(self) -> None:
+        """Check, once, that all ranks can read each other's memory; collective.
+
+        If not, :meth:`why_not` returns the reason from then on.
+        """
+        heap = self.heap
+        assert heap is not None
+        try:
+            self._memory = process_memory.connect(heap.rank, heap.everyone)
+            heap.make_lines()
+        except (MemoryError, Unsupported) as error:
+            self._reason = str(error)
+        self.ready = True
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return how the call is served: ranks with different executors would hang."""
+        return self.name if choice is None else f"by {choice.name} by single copies"
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program of the call's schedule, bound to the arrays' addresses."""
+        plan = self.plan(call, choice or self._shipped[call.collective])
+        return self.program(call, plan, background, repeated)
+
+    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
+        """Return the arrays of a call, whose addresses each rank notes for the others."""
+        assert self.heap is not None and self._memory is not None
+        layout, dtype, rank, lines = plan.layout(call), call.dtype, call.rank, self.heap.lines
+        arrays: dict[Any, Any] = {}
+        addresses: dict[Key, int] = {}
+        for scratch in layout.scratch:
+            arrays[scratch] = np.empty(scratch.size, dtype)
+        for key, count in layout.lengths.items():
+            owner, kind = key
+            if owner != rank:
+                addresses[key] = 0
+                arrays[key] = Far(self._memory, rank, addresses, key)
+            elif kind in plan.scratch:
+                arrays[key] = self._scratch_of(kind, count, dtype)
+            else:
+                arrays[key] = unowned(call.x if kind == "in" else call.out)
+        own = [
+            (_NOTES[kind], address(array))
+            for (owner, kind), array in ((k, a) for k, a in arrays.items() if type(k) is tuple)
+            if owner == rank and (rank, kind) in plan.phases.reached
+        ]
+
+        def write_notes() -> None:
+            at = lines.note_index(tags, lines.rank)
+            for which, start in own:
+                lines.words[at + which] = start
+
+        def read_addresses() -> None:
+            words, note_index = lines.words, lines.note_index
+            for owner, kind in addresses:
+                note = note_index(tags, plan.at[owner]) + _NOTES[kind]
+                addresses[owner, kind] = words[note]
+
+        before, opening = [write_notes], [read_addresses]
+        return Reach(arrays, before, opening, call.in_place, aside=self._aside, closes=True)
+
+    def _scratch_of(self, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for a scratch buffer that others read; all programs share it in turn."""
+        nbytes, held = count * dtype.itemsize, self._scratch.get(kind)
+        if held is None or held.nbytes < nbytes:
+            held = self._scratch[kind] = np.empty(nbytes, np.uint8)
+        return held[:nbytes].view(dtype)

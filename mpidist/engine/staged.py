@@ -1,0 +1,146 @@
+"""The ``staged`` executor: it runs schedules on private arrays, through slots of shared memory.
+
+A rank copies the data that the others need into its slot, announces its arrival, and reads the
+others' slots when all ranks have arrived.  Two slots take turns, so no rank waits until its slot
+has been read: it is used again when every rank has arrived at a later call.  Long arrays go piece
+by piece (see :mod:`mpidist.algorithms.slots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from ..backends.program import Program
+from ..calls.arrays import view_at
+from ..calls.call import Call
+from ..errors import Unsupported
+from ..schedule.registry import Choice, find
+from ..shared_memory.heap import STAGING_BYTES
+from ..shared_memory.host import Host
+from ..shared_memory.in_place import NO_HEAP
+from ..shared_memory.kernel import one_shot, unowned
+from .layout import Plan
+from .reach import Reach
+from .schedules import ScheduleExecutor
+
+_PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
+_MOST_PIECES = 8  # more would make binding too slow for an array that is used in one call only
+_MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
+_BY_PIECES = ("allgather", "broadcast", "gather", "alltoall")
+"""Collectives in which a rank writes a piece while others read the one before: of a broadcast of
+1 MiB 0.75 of the time that it took with separate memory for each piece (2 ranks)."""
+_SHIPPED = (*_BY_PIECES, "allreduce", "reduce", "reduce_scatter", "scatter")
+
+
+class Staged(ScheduleExecutor):
+    """Executor of collectives of private arrays, copied through two slots of shared memory."""
+
+    name, summary = "staged", "every rank copies its data into shared memory, where others read it"
+    memory = "slots"
+    turns = 2
+
+    def __init__(self, host: Host):
+        super().__init__(host)
+        self._reason = NO_HEAP if host.heap is None else None
+        self.ready = host.heap is None
+        self._shipped = {collective: find(collective, "slots") for collective in _SHIPPED}
+        self._one_shot = {c: find(c, "slots_one_shot") for c in ("allreduce", "reduce")}
+
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return why the call cannot be served, usually too long an array; None if it can."""
+        if self._reason is not None:
+            return self._reason
+        if background:
+            return "it cannot run in the background"
+        if call.collective not in self._shipped:
+            return f"there is no {call.collective} through slots"
+        if call.uneven_alltoall:
+            return "the counts of the other ranks are unknown (uneven alltoall)"
+        if call.nbytes > STAGING_BYTES:
+            return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a staging slot"
+        return None
+
+    def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
+        """Return why a schedule cannot go through the slots, or None if it can."""
+        if self._reason is not None or background:
+            return self._reason or "it cannot run in the background"
+        nbytes = plan.layout(call).slot_elements * call.dtype.itemsize
+        if nbytes > STAGING_BYTES:
+            return f"it needs {nbytes} bytes of a staging slot, which has {STAGING_BYTES >> 20} MiB"
+        return None
+
+    def make_ready(self) -> None:
+        """Allocate the slots; collective.
+
+        If that fails, :meth:`why_not` returns the reason from then on.
+        """
+        assert self.heap is not None
+        try:
+            self.heap.make_staging()
+        except (MemoryError, Unsupported) as error:
+            self._reason = str(error)
+        self.ready = True
+
+    def agreed(self, call: Call, choice: Choice | None) -> str:
+        """Return how the call is served: ranks with different executors would hang."""
+        return self.name if choice is None else f"by {choice.name} through slots"
+
+    def kind(self, call: Call) -> Hashable:
+        """Return a key: calls with equal keys share one program; None if the call needs its own.
+
+        A shared program has arrays of its own, through which it serves calls with any arrays.
+        Long calls and reductions by a user's function need their own program.
+        """
+        if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
+            return None
+        op = None if call.op is None else call.op.name
+        input_size = -1 if call.x is None else call.x.size
+        output_size = -1 if call.out is None else call.out.size
+        return call.collective, call.dtype, call.root, op, call.counts, input_size, output_size
+
+    def bind(
+        self,
+        call: Call,
+        choice: Choice | None,
+        *,
+        background: bool = False,
+        repeated: bool = False,
+        turn: int = 0,
+    ) -> Program:
+        """Return the program of the call's schedule, bound to slot number `turn`."""
+        if choice is None:
+            collective = call.collective
+            short = collective in self._one_shot and one_shot(call)
+            choice = (self._one_shot if short else self._shipped)[collective]
+        plan = self.plan(call, choice, _pieces(call, choice))
+        return self.program(call, plan, background, repeated, turn, slot=turn)
+
+    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
+        """Return the arrays of a call, and those of all ranks in slot number `turn`."""
+        assert self.heap is not None
+        layout, dtype, at, slot = plan.layout(call), call.dtype, plan.at, self.heap.slot(turn)
+        arrays: dict[Any, Any] = {}
+        for scratch in layout.scratch:
+            arrays[scratch] = np.empty(scratch.size, dtype)
+        for key, count in layout.lengths.items():
+            owner, kind = key
+            if kind in layout.starts:
+                start = slot.address(at[owner]) + layout.starts[kind] * dtype.itemsize
+                arrays[key] = view_at(start, count, dtype)
+            else:
+                arrays[key] = unowned(call.x if kind == "in" else call.out)
+        return Reach(arrays, [], in_place=call.in_place)
+
+
+def _pieces(call: Call, choice: Choice) -> int:
+    """Return the number of pieces that each block goes in, equal on all ranks."""
+    if call.collective not in _BY_PIECES or "pieces" not in choice.algorithm.uses:
+        return 1
+    longest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
+    piece = _PIECE_BYTES
+    if call.collective == "alltoall":
+        piece //= max(call.size - 1, 1)
+    return max(1, min(_MOST_PIECES, -(-longest // piece)))
