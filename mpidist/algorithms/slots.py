@@ -31,7 +31,7 @@ def allreduce_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
         0, 1, 3, 4 --> 2 --> 0, 1, 3, 4
     """
     for k in range(pieces):
-        yield from _combined(rank, size, pieces, k)
+        yield from _combined(rank, size, pieces, k, here=True, there=True)
         yield _fetched(rank, size, pieces, k)
 
 
@@ -63,7 +63,7 @@ def reduce_slots(rank: int, size: int, *, root: int, pieces: int) -> Iterator[Ro
         0, 1, 3, 4 --> 2 --> 0
     """
     for k in range(pieces):
-        yield from _combined(rank, size, pieces, k, "out" if rank == root else "tmp")
+        yield from _combined(rank, size, pieces, k, here=rank == root)
         if rank == root:
             yield _fetched(rank, size, pieces, k)
 
@@ -213,16 +213,21 @@ def barrier_slots(rank: int, size: int) -> Iterator[Round]:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _combined(rank: int, size: int, pieces: int, k: int, target: str = "out") -> Iterator[Round]:
-    """Yield the rounds that combine piece k of block `rank` in `target`, and copy it to the slot.
+def _combined(
+    rank: int, size: int, pieces: int, k: int, here: bool, there: bool = False
+) -> Iterator[Round]:
+    """Yield the rounds that combine piece k of block `rank`: `here` for this rank's result.
 
-    The others have read what was in the slot before, when all have met.
+    If `there`, or not `here`, others fetch it from the slot.  They have read what was in the slot
+    before, when all have met.
     """
     others, piece = tuple(onward(rank, size)), rank * pieces + k
+    target = "out" if here else "tmp"
     yield Copy(tuple(block * pieces + k for block in others), others, target=SLOT)
     yield Meet(range(size))
     yield Fold(inward(rank, size), rank, SLOT, target, to=piece, own="in")
-    yield Copy(piece, rank, target, SLOT)
+    if there or not here:
+        yield Copy(piece, rank, target, SLOT)
     yield Meet(range(size))
 
 
