@@ -205,6 +205,9 @@ class Backend(Protocol):
         it.
     native : Native or None
         The backend's own collectives; None if it has none.
+    shares_memory : bool
+        Whether the ranks of each node, as `hosts` tells them, are processes that have mapped the
+        memory of one arrival board; equal on all ranks.
     patience : tuple of int
         How long a wait in shared memory spins: the number of reads in a row, then of reads that
         yield the core in between; see :func:`~mpidist.backends.waiting.spin`.
@@ -226,6 +229,7 @@ class Backend(Protocol):
     vendor: str = ""
     crowded: bool = False
     native: Native | None = None
+    shares_memory: bool = False
     patience: tuple[int, int] = SPINS
     threads: bool = False
     roll_call: AbsentRanks | None = None
@@ -337,7 +341,7 @@ class Backend(Protocol):
 
 
 DEFAULTS = (
-    *("vendor", "crowded", "native", "patience", "threads", "roll_call", "alike"),
+    *("vendor", "crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
     *("subgroup", "irecv_short_any", "iprobe"),
 )

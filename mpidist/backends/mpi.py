@@ -165,7 +165,7 @@ class MpiBackend(Backend):
         if callable(hosts):
             hosts = hosts(self)
         first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
-        self.board, firsts, cores = self._make_board(first)
+        self.board, firsts, cores = self._make_board(first)  # and notes `shares_memory`
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         if absent:  # on one rank, thus on all: either all boards are shared, or none
@@ -241,6 +241,7 @@ class MpiBackend(Backend):
             mapping is None or not everywhere
         ):  # ranks that share a host name need not share a file system
             return Board(private_words(self.size), self.rank, [self.rank]), firsts, cores
+        self.shares_memory = True
         here = [r for r in range(self.size) if firsts[r] == first]
         return Board(mapping.data.cast("q"), self.rank, here, mapping), firsts, cores
 

@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -70,13 +70,17 @@ def process_number() -> int:
     return os.getpid()
 
 
-def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
-    """Return a reader of all ranks' memory, once every rank has read from every other; collective.
+def connect(
+    rank: int, ranks: Sequence[int], everyone: Callable[[Any], list[Any]]
+) -> ProcessMemory:
+    """Return a reader of the memory of a node's ranks, once each has read from all; collective.
 
     Parameters
     ----------
     rank : int
-        This rank.
+        The place of this rank among those of its node.
+    ranks : sequence of int
+        The ranks of the node.
     everyone : callable
         ``everyone(value)`` returns the values of all ranks, by rank; collective.
 
@@ -88,7 +92,7 @@ def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
     word = ctypes.c_uint64(secrets.randbits(64))
     words = everyone((process_number(), ctypes.addressof(word), word.value))
     memory = ProcessMemory([process for process, _, _ in words])
-    mine = _try_all(memory, rank, words)
+    mine = _try_all(memory, ranks[rank], ranks, words)
     # This exchange ends when all ranks have read, so no word is freed too early.
     problems = [f"rank {r}: {text}" for r, text in enumerate(everyone(mine)) if text]
     if problems:
@@ -96,16 +100,19 @@ def connect(rank: int, everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
     return memory
 
 
-def _try_all(memory: ProcessMemory, rank: int, words: list[tuple[int, int, int]]) -> str:
-    """Read a random word of each other rank; return the first problem as text, or "".
+def _try_all(
+    memory: ProcessMemory, rank: int, ranks: Sequence[int], words: list[tuple[int, int, int]]
+) -> str:
+    """Read a random word of each other rank of the node; return the first problem, or "".
 
     `words` has, by rank, the process id, the address of the word, and its value.
     """
     found = ctypes.c_uint64()
     try:
-        for peer, (process, address, word) in enumerate(words):
+        for peer in ranks:
             if peer == rank:
                 continue
+            process, address, word = words[peer]
             memory.read(peer, address, ctypes.addressof(found), ctypes.sizeof(found))
             if found.value != word:
                 return f"process {process} is not rank {peer} in this container"

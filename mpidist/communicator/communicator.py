@@ -1146,8 +1146,9 @@ class Communicator:
         """Allocate an array in symmetric memory, accessible to all ranks of the node; collective.
 
         Collectives on such arrays run in shared memory, without messages; the calls are the same.
-        Every rank must ask for the same shape and dtype.  The memory is released when the array and
-        all views of it are dead, on each rank by itself.
+        On several nodes the memory is shared within each node, and the calls are served as those
+        of any other arrays.  Every rank must ask for the same shape and dtype.  The memory is
+        released when the array and all views of it are dead, on each rank by itself.
 
         Parameters
         ----------
@@ -1167,29 +1168,31 @@ class Communicator:
         Raises
         ------
         Unsupported
-            If the ranks are on several nodes, or threads of one process.
+            If the ranks of a node cannot share memory: they are threads of one process, or in
+            containers of their own, or the configured nodes are not those of the machine.  With a
+            device, also if the ranks are on several nodes.
         InvalidArgument
             If `device` is unknown, or if all ranks pass a `shape` or `dtype` that is not allowed.
         CollectiveMismatch
             If the ranks ask for different arrays, or some pass a `shape` or `dtype` that is not
             allowed: on every rank, with a table; the communicator stays usable.
         MemoryError
-            On every rank, if there is too little shared memory: each rank's array takes twice its
-            size.
+            On every rank of all nodes, if one node has too little shared memory: each rank's array
+            takes twice its size.
         """
         if device not in (None, "cuda"):
             raise self._place.wrong(f"empty: device={device!r}: expected None or 'cuda'")
-        reason = self._why_no_symmetric_memory()
+        reason = self._service.no_heap if device is None else self._why_not_on_gpus()
         if reason is not None:
             raise Unsupported(f"rank {self.rank}: {reason}")
         heap = self._service.heap
-        assert heap is not None
         what = "empty" if device is None else f"empty on {device}"
         with self._door:
             dims, known = self._agreed(what, lambda: check_shape(shape, dtype, self.rank))
             if device is not None:
                 self._use_gpu()
                 return self._gpu_for(what).empty(dims, known)
+            assert heap is not None
             return self._sequencer.set_up("empty", lambda: heap.empty(dims, known))
 
     def use_gpu(self) -> int:
@@ -1249,7 +1252,8 @@ class Communicator:
         if x is not None:
             if heap is None:
                 raise self._place.wrong(
-                    "free(x): x is not from empty(): this communicator has no symmetric memory"
+                    "free(x): x is not from empty(): this communicator has no symmetric memory: "
+                    f"{self._service.no_heap}"
                 )
             if self._debug:
                 self._agreed("free", lambda: (heap.key(x),))
@@ -1313,12 +1317,12 @@ class Communicator:
         service = self._service
         means = service.chooser.means(call)
         reasons = dict(means.reasons)
+        if memory != PRIVATE and service.no_heap is not None:
+            raise Unsupported(f"rank {self.rank}: {service.no_heap}")
+        if service.apart is not None or collective not in NEEDS:
+            memory = PRIVATE  # of no use to such calls
         if memory != PRIVATE:
-            reason = self._why_no_symmetric_memory()
-            if reason is not None:
-                raise Unsupported(f"rank {self.rank}: {reason}")
-            if collective in NEEDS:
-                reasons[SYMMETRIC] = None
+            reasons[SYMMETRIC] = None
         for name in without:
             if name not in reasons:
                 allowed = ", ".join(reasons)
@@ -1332,9 +1336,8 @@ class Communicator:
             chosen = replace(chosen, why=why)
         every = candidates.every()
         if estimates is not None:
-            where = PRIVATE if collective not in NEEDS else memory
-            every = [estimates.predicted(call, candidate, where) for candidate in every]
-            chosen = estimates.predicted(call, chosen, where)
+            every = [estimates.predicted(call, candidate, memory) for candidate in every]
+            chosen = estimates.predicted(call, chosen, memory)
         return chosen, every
 
     def trace(self, path: str | os.PathLike) -> Tracing:
@@ -1564,12 +1567,12 @@ class Communicator:
         known = {"counts": sends, "receives": receives, "total": sum(totals)}
         return prepare("alltoall", place, x, out, **known)
 
-    def _why_no_symmetric_memory(self) -> str | None:
-        """Return the reason why this communicator has no symmetric memory; None if it has one."""
+    def _why_not_on_gpus(self) -> str | None:
+        """Return why no symmetric memory of GPUs can be; None if the GPUs decide that."""
         nodes = self.topology.num_nodes
         if nodes > 1:
             return (
-                f"symmetric memory needs all ranks on one node, these are on {nodes}: "
+                f"symmetric memory of GPUs needs all ranks on one node, these are on {nodes}: "
                 "split(comm.topology.node_rank) gives a communicator for each"
             )
         if self._backend.native is None:

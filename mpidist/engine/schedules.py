@@ -11,7 +11,6 @@ from ..operations import is_half, is_mean
 from ..schedule.registry import Choice
 from ..shared_memory.barrier import BoardArrival
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import NO_HEAP
 from .layout import Plan
 from .one_sided import Binding
 from .reach import Reach
@@ -29,10 +28,12 @@ class ScheduleExecutor(Executor):
     ----------
     heap : Heap or None
         The shared memory of the node; None if its ranks share none.
+    apart : str or None
+        Why it does not have all ranks; None if it does.
     """
 
     def __init__(self, host: Host):
-        self.heap, self._host = host.heap, host
+        self.heap, self.apart, self._host = host.heap, host.apart, host
         self._plans: dict[Hashable, Plan] = {}
 
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
@@ -48,7 +49,7 @@ class ScheduleExecutor(Executor):
         if call.on_device:
             return "its arrays are on a GPU"
         if self.heap is None:
-            return NO_HEAP
+            return self.apart
         if call.uneven_alltoall:
             return "the counts of the other ranks are unknown (uneven alltoall)"
         plan = self.plan(call, choice)

@@ -15,7 +15,7 @@ from ..selection.estimates import Calibration
 from ..selection.segmentation import Segmentation
 from ..shared_memory.heap import Heap
 from ..shared_memory.host import Host
-from ..topology import Topology
+from ..topology import RANKS_PER_NODE, Topology
 from ..trace import Served
 from .background import Background, Choose
 from .calibration import calibrate_shortly
@@ -35,7 +35,11 @@ class Service:
     executors : list of Executor
         The executors of host arrays, in the order in which ``explain`` lists them.
     heap : Heap or None
-        Symmetric memory; None if the ranks share no memory.
+        Symmetric memory of the ranks of this node, as `groups` tells nodes; None if there is none.
+    no_heap : str or None
+        Why there is no `heap`, the same on all ranks; None if there is one.
+    apart : str or None
+        Why there is no `heap` of all ranks; None if there is one.
     """
 
     def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Segmentation):
@@ -45,11 +49,15 @@ class Service:
         self.arity = config.tree_arity
         self.sequencer = sequencer = Sequencer(backend, config.timeout)
         self.heap: Heap | None = None
-        if backend.native is not None and self.topology.num_nodes == 1:
-            self.heap = Heap(backend.rank, backend.size, sequencer.everyone, backend.patience)
+        self.no_heap = self.apart = self._why_no_heap()
+        if self.no_heap is None:
+            node = next(group for group in self.groups if backend.rank in group)
+            self.heap = Heap(backend.rank, node, sequencer.everyone, backend.patience)
             sequencer.behind = self.heap.missing
+            if len(self.groups) > 1:
+                self.apart = f"{len(self.groups)} nodes: memory is shared within each node only"
         host = Host(
-            *(backend, self.heap, self.groups, pipelining, self.arity),
+            *(backend, self.heap, self.apart, self.groups, pipelining, self.arity),
             sequencer.reports.check_same,
             sequencer.reports.mismatch,
         )
@@ -61,6 +69,23 @@ class Service:
         self.programs = Programs(sequencer)
         self.note: Callable[[Served], object] | None = None  # told how each call is served
         self.background = Background(sequencer, self.programs, self.choose, self.describe)
+
+    def _why_no_heap(self) -> str | None:
+        backend, hosts = self.backend, self.topology.groups
+        if backend.native is None:
+            return f"the {backend.name} backend has no shared memory"
+        for group in self.groups:
+            if not any(set(group) <= set(host) for host in hosts):
+                return (
+                    f"num_nodes={len(self.groups)} makes a node of the ranks {group}, which are on "
+                    "several hosts and share no memory"
+                )
+        if not backend.shares_memory:
+            return (
+                "the ranks of a node cannot map the same memory: they may be in containers of "
+                f"their own, or on several hosts that {RANKS_PER_NODE} counts as a node"
+            )
+        return None
 
     def calibrate(self, operation: str = "calibrate") -> Calibration:
         """Measure the cost model's constants now, and drop the choices made before; collective.

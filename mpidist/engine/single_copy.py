@@ -23,7 +23,6 @@ from ..errors import Unsupported
 from ..schedule.phases import REST
 from ..schedule.registry import Choice, find
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import NO_HEAP
 from ..shared_memory.kernel import unowned
 from .layout import Key, Plan
 from .reach import Far, PieceScratch, Reach
@@ -44,7 +43,7 @@ class SingleCopy(ScheduleExecutor):
         self._memory: process_memory.ProcessMemory | None = None
         self._aside = PieceScratch()
         self._scratch: dict[str, np.ndarray] = {}
-        self._reason = NO_HEAP if host.heap is None else None
+        self._reason = host.apart if host.heap is None else None
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "published") for collective in _SHIPPED}
 
@@ -53,8 +52,8 @@ class SingleCopy(ScheduleExecutor):
 
         Whether the ranks can read each other's memory is known after `make_ready`.
         """
-        if self._reason is not None:
-            return self._reason
+        if self._reason or self.apart:
+            return self._reason or self.apart
         if background:
             return "it cannot run in the background"
         if call.collective not in self._shipped:
@@ -73,7 +72,7 @@ class SingleCopy(ScheduleExecutor):
         heap = self.heap
         assert heap is not None
         try:
-            self._memory = process_memory.connect(heap.rank, heap.everyone)
+            self._memory = process_memory.connect(heap.rank, heap.ranks, heap.everyone)
             heap.make_lines()
         except (MemoryError, Unsupported) as error:
             self._reason = str(error)

@@ -20,7 +20,6 @@ from ..errors import Unsupported
 from ..schedule.registry import Choice, find
 from ..shared_memory.heap import STAGING_BYTES
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import NO_HEAP
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import Plan
 from .reach import Reach
@@ -44,15 +43,15 @@ class Staged(ScheduleExecutor):
 
     def __init__(self, host: Host):
         super().__init__(host)
-        self._reason = NO_HEAP if host.heap is None else None
+        self._reason = host.apart if host.heap is None else None
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "slots") for collective in _SHIPPED}
         self._one_shot = {c: find(c, "slots_one_shot") for c in ("allreduce", "reduce")}
 
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually too long an array; None if it can."""
-        if self._reason is not None:
-            return self._reason
+        if self._reason or self.apart:
+            return self._reason or self.apart
         if background:
             return "it cannot run in the background"
         if call.collective not in self._shipped:

@@ -20,7 +20,7 @@ from ..schedule.registry import Choice, find
 from ..shared_memory.conditional import ConditionalAction
 from ..shared_memory.heap import Heap, Location
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import NEEDS, NO_HEAP, location_of, memory_key
+from ..shared_memory.in_place import NEEDS, location_of, memory_key
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import ARGUMENT, Plan
 from .reach import NOTES, Noted, Reach
@@ -57,8 +57,8 @@ class Symmetric(ScheduleExecutor):
     def why_not(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
         heap = self.heap
-        if heap is None:
-            return NO_HEAP
+        if heap is None or self.apart is not None:
+            return self.apart
         if call.collective == "barrier":
             return None
         if call.collective not in NEEDS:

@@ -13,13 +13,18 @@ A rank unmaps the file when its own arrays on it are dead, without asking the ot
 mappings of their own, so they can read and write all parts until they unmap theirs.
 
 The communicator's service has one `Heap`; the executors of this package find their arrays in it.
+On several nodes each has a file of its own, and the ranks of a heap are numbered within the node::
+
+    communicator   0  1  2 │ 3  4        on every node the same numbers of allocations,
+    rank, peer     0  1  2 │ 0  1        because all nodes allocate, or fail, together
+    file           ── A ── │ ─ B ─
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +56,7 @@ class Location:
     offset: int
 
     def views(self, count: int, dtype: np.dtype) -> list[np.ndarray]:
-        """Return views of all ranks' arrays at this location, as a list by rank."""
+        """Return views of the arrays of the node's ranks at this location, as a list."""
         ranks = range(self.allocation.size)
         return [view_at(self.address(rank), count, dtype) for rank in ranks]
 
@@ -83,7 +88,7 @@ class Allocation:
     stride : int
         Bytes of each rank's part; its second half is the shadow, scratch memory of the kernels.
     size, rank : int
-        Number of ranks, and this rank.
+        Number of ranks on this node, and the index of this one among them.
     owner_ref : weakref
         Reference to the object that owns the mapping: the file is unmapped when this object is
         garbage-collected.
@@ -98,26 +103,38 @@ class Allocation:
 
 
 class Heap:
-    """The symmetric memory of one communicator whose ranks share a node.
+    """The symmetric memory of one communicator on this node.
 
     Parameters
     ----------
-    rank, size : int
-        Rank and size in the communicator.
+    rank : int
+        Rank in the communicator.
+    ranks : sequence of int
+        The ranks of the communicator on this node, in ascending order.
     everyone : callable
-        ``everyone(value)`` returns the values of all ranks, by rank; collective.
+        ``everyone(value)`` returns the values of all ranks, those of other nodes too, by rank;
+        collective.
     patience : tuple of int
         Patience in a barrier, see :func:`~mpidist.backends.waiting.spin`.
+
+    Attributes
+    ----------
+    rank, size : int
+        Index of this rank among those of its node, and their number.  All methods, locations and
+        barriers count the node's ranks in this way.
+    ranks : tuple of int
+        Rank in the communicator of each.
     """
 
     def __init__(
         self,
         rank: int,
-        size: int,
+        ranks: Sequence[int],
         everyone: Callable[[Any], list[Any]],
         patience: tuple[int, int] = SPINS,
     ):
-        self.rank, self.size, self.everyone = rank, size, everyone
+        self.ranks = tuple(ranks)
+        self.rank, self.size, self.everyone = self.ranks.index(rank), len(self.ranks), everyone
         self._patience = patience
         self._allocations: dict[int, Allocation] = {}  # by the identity of the memory's owner
         self._by_number: dict[int, Allocation] = {}
@@ -137,8 +154,9 @@ class Heap:
         return self._lines is not None
 
     def missing(self) -> tuple[int, ...]:
-        """Return the ranks that have not reached a barrier at which this rank waits."""
-        return () if self._lines is None else self._lines.missing()
+        """Return the ranks (of the communicator) not yet at a barrier at which this rank waits."""
+        missing = () if self._lines is None else self._lines.missing()
+        return tuple(self.ranks[peer] for peer in missing)
 
     def make_lines(self) -> None:
         """Allocate the memory of :attr:`lines`, unless it exists; collective."""
@@ -201,9 +219,9 @@ class Heap:
         return flat, Allocation(self._last_number, start, stride, self.size, self.rank, ref)
 
     def _map(self, nbytes: int) -> np.ndarray:
-        """Map a new file of `nbytes` on every rank; return it as an array of bytes.
+        """Map a new file of `nbytes` of this node on every rank; return it as an array of bytes.
 
-        If one rank cannot map it, all raise MemoryError.
+        If one rank of any node cannot map its own, all raise MemoryError.
         """
         failure = ""
         for kind in memory_file.KINDS:
@@ -211,7 +229,7 @@ class Heap:
             try:
                 if self.rank == 0:
                     created, problem = _create(nbytes, kind)
-                name = self.everyone(created)[0]
+                name = self.everyone(created)[self.ranks[0]]
                 if name is not None:
                     mapping, problem = _attach(name, nbytes)
                 problems = [(r, text) for r, text in enumerate(self.everyone(problem)) if text]
@@ -223,7 +241,7 @@ class Heap:
                 return mapping
             failure = "; ".join(f"on rank {r}: {text}" for r, text in problems)
         raise MemoryError(
-            f"rank {self.rank}: cannot map {nbytes} bytes of shared memory: {failure}"
+            f"rank {self.ranks[self.rank]}: cannot map {nbytes} bytes of shared memory: {failure}"
         )
 
     def find(self, x: np.ndarray | None) -> Location | None:
@@ -274,7 +292,7 @@ class Heap:
         location = self.find(x) if isinstance(x, np.ndarray) else None
         if location is None:
             raise InvalidArgument(
-                f"rank {self.rank}: free(x): x was not allocated by empty() of this "
+                f"rank {self.ranks[self.rank]}: free(x): x was not allocated by empty() of this "
                 "communicator, or was freed"
             )
         return location.key

@@ -21,7 +21,9 @@ class Host:
     backend : Backend
         Backend of the communicator.
     heap : Heap or None
-        Symmetric memory of the communicator; None if its ranks share no memory.
+        Symmetric memory of the ranks of this node; None if they share no memory.
+    apart : str or None
+        Why there is no symmetric memory of all ranks; None if there is.
     groups : tuple of tuple of int
         The ranks of each node, as the configuration counts nodes.
     pipelining : Segmentation
@@ -38,6 +40,7 @@ class Host:
 
     backend: Backend
     heap: Heap | None
+    apart: str | None
     groups: Groups
     pipelining: Segmentation
     arity: int

@@ -47,6 +47,3 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
     own = call.collective == "allreduce" and not call.in_place and call.count > 0
     source = heap.find(call.x) if own else None
     return location.key if source is None else f"{location.key} from {source.key}"
-
-
-NO_HEAP = "the ranks share no memory"

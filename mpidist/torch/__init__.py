@@ -63,11 +63,11 @@ def _register() -> None:
 
 
 def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
-    """Return a tensor of zeros in symmetric memory, which all ranks of a group share; collective.
+    """Return a tensor of zeros in memory that the ranks of a group share on a node; collective.
 
-    Collectives of the group on this tensor, or on views that begin at the same element of it on
-    every rank, read the other ranks' tensors directly, without copies or messages.  Every member
-    must pass the same size and dtype.
+    On one node collectives of the group on this tensor, or on views that begin at the same element
+    of it on every rank, read the other ranks' tensors directly, without copies or messages.  Every
+    member must pass the same size and dtype.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def empty(*size: int, dtype: Any = None, group: Any = None) -> Any:
     Raises
     ------
     Unsupported
-        If the ranks are on several nodes.
+        If the ranks of a node cannot share memory.
     """
     group = dist.group.WORLD if group is None else group
     return group.empty(size, dtype or torch.get_default_dtype())

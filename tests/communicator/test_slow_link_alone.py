@@ -35,6 +35,11 @@ def test_results_are_right(cluster, python):
 
 
 @each_mpi
+def test_symmetric_memory_of_each_node(cluster, python):
+    job(cluster, python, "symmetric")
+
+
+@each_mpi
 def test_auto_takes_two_levels(cluster, python):
     """In one of two attempts: "auto" measures the links, and the machine may be busy meanwhile."""
     try:

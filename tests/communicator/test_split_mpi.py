@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from mpidist import CollectiveConfig, Communicator
-from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument
-from mpidist.topology import pretended_hosts
 from tests.support import collective_cases as cases
-
-
-def on_nodes(comm, per_node, config=None, **options):
-    """A communicator that pretends to have so many ranks on each node."""
-    hosts = pretended_hosts(comm.size, {"MPIDIST_RANKS_PER_NODE": str(per_node)})
-    return Communicator(MpiBackend(comm.backend.comm, hosts), config, **options)
+from tests.support.pretended import on_nodes
 
 
 def test_split(comm):

@@ -105,7 +105,7 @@ def test_the_input_is_read_and_not_trampled():
 def test_messages_do_not_reach_other_ranks_memory():
     def work(comm):
         for name, why in (
-            ("in_place", "the ranks share no memory"),
+            ("in_place", "the simulated backend has no shared memory"),
             ("hierarchical/published/ring", "it needs published memory, in which no executor"),
         ):
             with pytest.raises(Unsupported, match=f"{name}.*: {why}"):

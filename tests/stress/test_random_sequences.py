@@ -579,8 +579,7 @@ class Player:
         self.pending: list = []  # (places in use, work, check)
         self.messages: list = []
         self.step = "the beginning"
-        self.symmetric = world.topology.num_nodes == 1
-        for name in self.comms if self.symmetric else ():
+        for name in self.comms:
             for which in ("x", "out"):
                 self._take(name, which, POOL)
 
@@ -633,8 +632,6 @@ class Player:
         self.messages = []
 
     def _renew(self, step: Renew) -> None:
-        if not self.symmetric:
-            return
         place = (step.comm, step.which)
         self._free_of_work(place)
         old = self.memory.pieces.pop(place)

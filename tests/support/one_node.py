@@ -31,7 +31,7 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 def host_of(backend, heap):
     """What executors get of a communicator on one node."""
     groups = (tuple(range(backend.size)),)
-    return Host(backend, heap, groups, Segmentation(1 << 30), 2, check_same=None, mismatch=None)
+    return Host(backend, heap, None, groups, Segmentation(1 << 30), 2, check_same=None, mismatch=None)
 
 
 class Ranks:
@@ -40,7 +40,7 @@ class Ranks:
     def __init__(self, size, executor=Symmetric):
         self.size, self.number = size, 0
         words = memoryview(bytearray(BarrierLines.bytes_needed(size, 2))).cast("q")
-        self.heaps = [Heap(rank, size, lambda value: [value] * size) for rank in range(size)]
+        self.heaps = [Heap(rank, range(size), lambda value: [value] * size) for rank in range(size)]
         for rank, heap in enumerate(self.heaps):
             heap._lines = BarrierLines(words, rank, size, (1, 0))
         self.executors = [

@@ -93,6 +93,28 @@ def faster(comm):
             print(f"ring / two levels at {nbytes}: {ratio:.2f}", flush=True)
 
 
+def symmetric(comm):
+    """Arrays of ``comm.empty`` are shared within each node, and calls on them are right."""
+    x, whole, node = comm.empty(70_001), comm.empty(4 * 70_001), comm.topology.node
+    x[:] = comm.rank + 1
+    comm.barrier()
+    reached = comm._service.heap.find(x).views(1, x.dtype)
+    assert [view[0] for view in reached] == [rank + 1 for rank in node]
+    comm.barrier()
+    for algorithm in ("auto", "native", "hierarchical", "ring"):
+        for _ in range(3):
+            x[:] = comm.rank + 1
+            comm.allgather(x, out=whole, algorithm=algorithm)
+            assert (whole.reshape(4, -1) == np.arange(1, 5)[:, None]).all()
+            assert (comm.allreduce(x, out=x, algorithm=algorithm) == 10).all()
+    node = comm.split(comm.topology.node_rank)
+    y = node.empty(1000)
+    y[:] = 1
+    assert (node.allreduce(y, out=y, algorithm="symmetric") == 2).all()
+    comm.free(x)
+    assert (comm.iallreduce(x, out=x).wait() == 40).all()
+
+
 def hidden(comm):
     """Print how much of the communication is hidden behind a backward that leaves the cores free.
 
@@ -105,7 +127,7 @@ def hidden(comm):
         print(f"{auto}: {100 * found[auto]:.0f}, thread: {100 * found['thread']:.0f}", flush=True)
 
 
-PARTS = {"right": right, "every": every, "chosen": chosen, "faster": faster, "hidden": hidden}
+PARTS = {part.__name__: part for part in (right, every, chosen, faster, symmetric, hidden)}
 
 
 def main(part):
