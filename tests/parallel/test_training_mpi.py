@@ -80,6 +80,7 @@ def test_buckets_lie_in_symmetric_memory(comm):
     assert [bucket.algorithm for bucket in asked.buckets] == ["native"]
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_buckets_on_several_nodes(comm, per_node, shared, monkeypatch):
