@@ -70,9 +70,7 @@ def process_number() -> int:
     return os.getpid()
 
 
-def connect(
-    rank: int, ranks: Sequence[int], everyone: Callable[[Any], list[Any]]
-) -> ProcessMemory:
+def connect(rank: int, ranks: Sequence[int], everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
     """Return a reader of the memory of a node's ranks, once each has read from all; collective.
 
     Parameters

@@ -164,7 +164,7 @@ def test_process_numbers_of_other_processes(reached, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_an_address_of_nothing_is_an_error(reached):
     """No rank goes on with what it has not read."""
-    memory = process_memory.connect(reached.rank, reached.allgather_object)
+    memory = process_memory.connect(reached.rank, range(reached.size), reached.allgather_object)
     mine = np.full(8, 7, "int64")
     peer = (reached.rank + 1) % reached.size
     with pytest.raises(OSError, match=f"0 of 64 bytes .* rank {peer}"):

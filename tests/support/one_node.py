@@ -31,7 +31,9 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 def host_of(backend, heap):
     """What executors get of a communicator on one node."""
     groups = (tuple(range(backend.size)),)
-    return Host(backend, heap, None, groups, Segmentation(1 << 30), 2, check_same=None, mismatch=None)
+    return Host(
+        backend, heap, None, groups, Segmentation(1 << 30), 2, check_same=None, mismatch=None
+    )
 
 
 class Ranks:
