@@ -36,8 +36,6 @@ class Plan:
         A call, for its collective, rank, size and root.
     choice : Choice
         The algorithm.
-    ranks : sequence of int
-        The ranks of this node.
     groups : tuple of tuple of int
         The ranks of each node.
     arity, pieces : int
@@ -47,6 +45,8 @@ class Plan:
     ----------
     phases : Phases
         What this rank copies and combines between the meetings.
+    alike : list of str
+        Those of "in" and "out" that every rank has.
     shared : list of str
         Buffers that others reach at the same location on every rank.
     noted : list of str
@@ -71,7 +71,6 @@ class Plan:
         self,
         call: Call,
         choice: Choice,
-        ranks: Sequence[int],
         groups: Groups,
         arity: int,
         pieces: int = 1,
@@ -89,10 +88,15 @@ class Plan:
         self.phases = phases = phases_of(
             lambda peer: algorithm.schedule(peer, size, root, arity, groups, pieces),
             rank,
-            ranks,
+            groups,
             count,
             results,
         )
+        ranks = phases.ranks
+        if contract.idempotent:  # a barrier has meetings and messages, but no data
+            phases.rows = [[m for m in rows if isinstance(m, tuple)] for rows in phases.rows]
+            phases.stored = [{} for _ in phases.rows]
+            phases.reached, phases.held = set(), {}
         reached = {buffer for _, buffer in phases.reached}
         buffers: tuple[str, ...] = ("out", "in")
         whole = [b for b in buffers if all(len(found) == count for found in self.ranges[b])]
@@ -101,18 +105,19 @@ class Plan:
             for buffer in buffers[::-1]
             if not all(self.ranges[buffer]) or (contract.rooted and buffer not in whole)
         ]
+        self.alike = [buffer for buffer in buffers[::-1] if buffer not in apart]
         self.noted: list[str] = [buffer for buffer in apart if buffer in reached]
         self.shared: list[str] = [b for b in buffers[::-1] if b in reached - set(apart)]
         self.scratch = sorted(reached & {"tmp", REST})
         self.slots = sorted(reached - {*buffers, "tmp", REST})
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
-        self.needs_lines = len(phases.awaits) > 1 or bool(self.noted) or phases.messages_first
+        self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.messages_first
         self.awaits: list[tuple[int, ...] | None] = [
             None if len(peers) == len(ranks) - 1 else tuple([ranks.index(peer) for peer in peers])
             for peers in phases.awaits
         ] or [None]
         self.at = {peer: n for n, peer in enumerate(ranks)}
-        self.mixed = phases.has_messages or len(ranks) < size
+        self.mixed = phases.has_messages or len(groups) > 1
         self.whole: list[str] = whole
         self._layouts: dict[Hashable, Layout] = {}
 
@@ -203,7 +208,7 @@ class Layout:
         self.starts, at = {}, 0
         for kind in plan.slots:
             self.starts[kind] = at
-            longest = max(sum(self._in_slots.get((r, kind), ())) for r in phases.ranks)
+            longest = max([sum(found) for (_, k), found in self._in_slots.items() if k == kind])
             at += -(-longest // align) * align
         self.slot_elements = at
         x, out = (

@@ -65,8 +65,7 @@ class ScheduleExecutor(Executor):
             host = self._host
             if len(self._plans) >= _KEPT:
                 self._plans.clear()
-            ranks = next(group for group in host.groups if call.rank in group)
-            found = Plan(call, choice, ranks, host.groups, host.arity, pieces)
+            found = Plan(call, choice, host.groups, host.arity, pieces)
             self._plans[key] = found
         return found
 

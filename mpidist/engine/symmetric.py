@@ -105,7 +105,11 @@ class Symmetric(ScheduleExecutor):
         heap = self.heap
         assert heap is not None
         if choice is not None:
-            found = _locations(self.plan(call, choice), call, heap)
+            plan = self.plan(call, choice)
+            found = _locations(plan, call, heap)
+            if plan.mixed:  # on other nodes other buffers may be reached
+                data = {"in": call.x, "out": call.out}
+                found = {b: place for b in plan.alike if (place := heap.find(data[b]))}
             where = " ".join([f"{buffer} {location.key}" for buffer, location in found.items()])
             return f"by {choice.name} in symmetric memory {where}".rstrip()
         location = location_of(call, heap)

@@ -86,14 +86,16 @@ class Phases:
     stored : list of dict
         For each phase, the (buffer, block) of this rank in which another rank stores, and which.
     reached : set of (int, str)
-        The ranks and their buffers that other ranks read or write; see also `REST`.
+        The ranks, of all nodes, and their buffers that others read or write; see also `REST`.
     held : dict
         For each block of a slot (rank, buffer, block), the blocks (buffer, block) of that rank
         which it holds in turn, and so must be long enough for.
     complete : bool
         Whether every Fold combines the operands of all ranks, so that its result is complete.
+    meetings : int
+        Largest number of meetings on a node.
     has_messages, messages_first : bool
-        Whether a rank of the node has messages; and whether one has any before the first meeting.
+        Whether a rank has messages; and whether one has any before the first meeting.
     """
 
     count: int
@@ -104,6 +106,7 @@ class Phases:
     reached: set[tuple[int, str]] = field(default_factory=set)
     held: dict[Cell, set[tuple[str, int]]] = field(default_factory=dict)
     complete: bool = True
+    meetings: int = 0
     has_messages: bool = False
     messages_first: bool = False
 
@@ -111,7 +114,7 @@ class Phases:
 def phases_of(
     schedule: Callable[[int], Schedule],
     rank: int,
-    ranks: Sequence[int],
+    groups: Sequence[Sequence[int]],
     count: int,
     results: Callable[[int], range],
 ) -> Phases:
@@ -123,8 +126,8 @@ def phases_of(
         ``schedule(rank)`` returns the rounds of each rank: where a rank stores, another one reads.
     rank : int
         The rank.
-    ranks : sequence of int
-        The ranks of its node, which share memory.
+    groups : sequence of sequence of int
+        The ranks of each node, which share memory.
     count : int
         The number of blocks that the data are cut into.
     results : callable
@@ -133,31 +136,36 @@ def phases_of(
     Raises
     ------
     ScheduleError
-        If the ranks' meetings cannot all take place, or a step reaches the memory of a rank that is
-        not on the node.
+        If the ranks' meetings cannot all take place, or a step reaches the memory of a rank of
+        another node.
     """
-    made = Phases(count, tuple(ranks))
-    rounds = {peer: list(_flat(schedule(peer))) for peer in ranks}
-    for peer, theirs in rounds.items():
-        for step in chain.from_iterable(theirs):
-            if isinstance(step, ONE_SIDED):
-                _check(peer, ranks, step)
-    order = _meetings(rounds)
-    made.stored = [{} for _ in range(len(order) + 1)]
+    made = Phases(count, next(tuple(group) for group in groups if rank in group))
     mine: list[list[list[Row] | Messages]] = []
-    for peer, theirs in rounds.items():
-        phases, awaits = _in_phases(peer, theirs, order)
-        if peer == rank:
-            mine, made.awaits = phases, awaits
-        for number, phase in enumerate(phases):
-            for part in phase:
-                if isinstance(part, tuple):
-                    made.complete &= not any(isinstance(step, Reduce) for step in part)
-                    made.has_messages = True
-                    made.messages_first |= number == 0
-                    continue
-                for row in part:
-                    _note(made, number, row, rank, peer, results)
+    # The other nodes, too: what a call needs must be known alike on all ranks.
+    for group in groups:
+        rounds = {peer: list(_flat(schedule(peer))) for peer in group}
+        for peer, theirs in rounds.items():
+            for step in chain.from_iterable(theirs):
+                if isinstance(step, ONE_SIDED):
+                    _check(peer, group, step)
+        order = _meetings(rounds)
+        if rank in group:
+            made.stored = [{} for _ in range(len(order) + 1)]
+        made.meetings = max(made.meetings, len(order))
+        for peer, theirs in rounds.items():
+            phases, awaits = _in_phases(peer, theirs, order)
+            if peer == rank:
+                mine, made.awaits = phases, awaits
+            for number, phase in enumerate(phases):
+                for part in phase:
+                    if isinstance(part, tuple):
+                        made.complete &= not any(isinstance(step, Reduce) for step in part)
+                        made.has_messages = True
+                        made.messages_first |= number == 0
+                        continue
+                    for row in part:
+                        made.complete &= len(row.ranks) in (0, sum(map(len, groups)))
+                        _note(made, number, row, rank, peer, results)
     uses = Counter(chain.from_iterable(map(partial(_read, rank), chain.from_iterable(mine))))
     private = "" if (rank, "tmp") in made.reached else "tmp"
     made.rows = [_joined(phase, uses, private) for phase in mine]
@@ -168,7 +176,6 @@ def _note(
     made: Phases, phase: int, row: Row, rank: int, peer: int, results: Callable[[int], range]
 ) -> None:
     """Note what a row of `peer` reaches in other ranks' buffers, and in those of `rank`."""
-    made.complete &= len(row.ranks) in (0, len(made.ranks))
     for owner, buffer, block in (*row.sources, *row.targets):
         if owner != peer or buffer not in (*BUFFERS, _ASIDE):
             beyond = buffer == "out" and block not in results(owner)

@@ -9,7 +9,7 @@ from mpidist.schedule.phases import REST, phases_of
 
 def phases(rounds, rank=0, size=2, count=2, results=None):
     """The phases of a rank, where ``rounds(rank)`` returns the rounds of each."""
-    return phases_of(rounds, rank, range(size), count, results or (lambda peer: range(count)))
+    return phases_of(rounds, rank, [range(size)], count, results or (lambda peer: range(count)))
 
 
 def rows(made):
@@ -139,7 +139,7 @@ def test_messages_stay_rounds_and_keep_combinations_apart():
         yield Copy(rank, rank, "tmp")
         yield Meet((0, 1))
 
-    made = phases_of(rounds, 1, (0, 1), 2, lambda peer: range(2))
+    made = phases_of(rounds, 1, [(0, 1)], 2, lambda peer: range(2))
     fold, messages, copy = made.rows[1]
     assert messages == (Send(2, 1, "tmp"), Recv(2, 1))
     assert fold.targets == [(1, "tmp", 1)] and copy.targets == [(1, "out", 1)]
