@@ -18,6 +18,7 @@ from ..backends.waiting import spin
 from .conditional import ConditionalAction
 
 WORDS = 8  # int64 per rank: one cache line, so that ranks do not write into each other's
+NO_PATIENCE = (0, 0)
 _NOTES = 1  # index of the first note in a line; word 0 counts barriers
 
 
@@ -116,7 +117,7 @@ class Barrier:
         while there are none.  By default all ranks are awaited.
     """
 
-    __slots__ = ("lines", "awaits", "_tags", "_count", "_others")
+    __slots__ = ("lines", "awaits", "_tags", "_count", "_others", "_patience")
 
     def __init__(
         self,
@@ -125,11 +126,12 @@ class Barrier:
         awaits: AwaitedRanks = None,
     ):
         self.lines, self.awaits, self._tags = lines, awaits, tags
-        self._count, self._others = 0, lines.others[0]
+        self._count, self._others, self._patience = 0, lines.others[0], NO_PATIENCE
 
     def start(self) -> None:
         """Announce that this rank has reached the barrier."""
         lines, slot = self.lines, self._tags[0]
+        self._patience = NO_PATIENCE if slot else lines.patience
         self._others = lines.others[slot] if self.awaits is None else self.awaited_words(slot)
         self._count = lines.arrive(slot)
 
@@ -144,10 +146,11 @@ class Barrier:
     def test(self) -> bool:
         """Return whether all awaited ranks have reached the barrier.
 
-        In a blocking call (slot 0) it spins briefly first.
+        The first test in a blocking call (slot 0) spins briefly; between later ones, messages must
+        make progress.
         """
-        lines, count = self.lines, self._count
-        patience = (0, 0) if self._tags[0] else lines.patience
+        lines, count, patience = self.lines, self._count, self._patience
+        self._patience = NO_PATIENCE
         if not spin(lines.words, self._others, count, patience):
             return False
         if not STORES_KEEP_ORDER:
@@ -174,7 +177,7 @@ class BoardArrival:
         Patience of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
     """
 
-    __slots__ = ("_board", "_check", "_named", "_tags", "_patience")
+    __slots__ = ("_board", "_check", "_named", "_tags", "_patience", "_now")
 
     def __init__(
         self,
@@ -184,6 +187,7 @@ class BoardArrival:
         patience: tuple[int, int],
     ):
         self._board, self._check, self._tags, self._patience = board, check, tags, patience
+        self._now = NO_PATIENCE
         self._named = (0, "", 0)
 
     def name(self, sequence: int, what: str, fingerprint: int) -> None:
@@ -191,11 +195,12 @@ class BoardArrival:
         self._named = (sequence, what, fingerprint)
 
     def start(self) -> None:
-        """Do nothing: the engine has announced this rank's operation already."""
+        """Begin to wait: the engine has announced this rank's operation already."""
+        self._now = NO_PATIENCE if self._tags[0] else self._patience
 
     def test(self) -> bool:
         """Return whether all ranks have arrived; raise if their operations differ."""
-        patience = (0, 0) if self._tags[0] else self._patience
+        patience, self._now = self._now, NO_PATIENCE
         if not self._board.spin(self._named[0], patience):
             return False
         self._check(*self._named)
