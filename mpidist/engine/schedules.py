@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
 
 from ..backends.executor import Executor
-from ..backends.program import Program
+from ..backends.program import Action, Program
 from ..calls.call import Call
-from ..operations import is_half, is_mean
+from ..operations import divides_first, find_op
 from ..schedule.registry import Choice
 from ..shared_memory.barrier import BoardArrival
 from ..shared_memory.host import Host
+from ..shared_memory.kernel import unowned
 from .layout import Plan
 from .one_sided import Binding
 from .reach import Reach
+from .storage import HostMemory
 
 _KEPT = 1024  # plans, by algorithm, root and pieces
 
@@ -52,10 +57,7 @@ class ScheduleExecutor(Executor):
             return self.apart
         if call.uneven_alltoall:
             return "the counts of the other ranks are unknown (uneven alltoall)"
-        plan = self.plan(call, choice)
-        if is_mean(call.op) and is_half(call.dtype) and not plan.phases.complete:
-            return f"it combines in several steps, in which a mean of {call.dtype} may overflow"
-        return self.lacks(plan, call, background)
+        return self.lacks(self.plan(call, choice), call, background)
 
     def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""
@@ -85,7 +87,11 @@ class ScheduleExecutor(Executor):
     ) -> Program:
         """Bind a call to a schedule: return its new program; the parameters are those of `bind`."""
         tags = [0]
+        first: list[Action] = []
+        if divides_first(call.op, call.dtype) and not plan.phases.complete:
+            call = _divided(call, first)
         binding = self.binding(call, plan, tags, turn)
+        binding.before[:0] = first
         if not (background or plan.mixed):
             return binding.kernel(slot)
         persistent = repeated and not background
@@ -95,3 +101,12 @@ class ScheduleExecutor(Executor):
         """Return the arrival of all ranks of the node at a call."""
         backend = self._host.backend
         return BoardArrival(backend.board, self._host.check_same, tags, backend.patience)
+
+
+def _divided(call: Call, first: list[Action]) -> Call:
+    """Return the sum in place of a mean, of inputs that an action added to `first` divides."""
+    assert call.x is not None
+    x, inside = call.x, call.collective == "allreduce"
+    divided = call.out if inside else np.empty(x.size, call.dtype)
+    first.append(HostMemory.divide(unowned(x), unowned(call.out) if inside else divided, call.size))
+    return replace(call, x=divided, op=find_op("sum"), in_place=inside)

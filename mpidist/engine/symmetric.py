@@ -16,6 +16,7 @@ import numpy as np
 from ..backends.program import Action, Program, Round, store
 from ..calls.arrays import view_at
 from ..calls.call import Call
+from ..operations import divides_first
 from ..schedule.registry import Choice, find
 from ..shared_memory.conditional import ConditionalAction
 from ..shared_memory.heap import Heap, Location
@@ -75,8 +76,9 @@ class Symmetric(ScheduleExecutor):
         """Return why the arrays of a call are not in the memory that others reach."""
         heap = self.heap
         assert heap is not None
-        if plan.needs_lines and not heap.has_lines:
-            return "it has several meetings, and there is no array of comm.empty() yet"
+        parted = divides_first(call.op, call.dtype) and not plan.phases.complete
+        if parted and call.collective != "allreduce":
+            return f"it combines in several steps, in which a mean of {call.dtype} may overflow"
         found = _locations(plan, call, heap, background)
         for buffer in plan.shared:
             if buffer not in found:
@@ -94,11 +96,14 @@ class Symmetric(ScheduleExecutor):
                     f"others reach its scratch memory {buffer!r}, which is beside an array of "
                     f"comm.empty(): expected one as {' or '.join(beside) or 'a whole array'}"
                 )
+        if plan.needs_lines and not heap.has_lines:
+            return "it has several meetings, and there is no array of comm.empty() yet"
         return None
 
     def depends_on(self, call: Call) -> bool:
         """Return whether this rank's array is in symmetric memory, as the call requires it."""
-        return self.heap is not None and location_of(call, self.heap) is not None
+        heap = self.heap
+        return heap is not None and location_of(call, heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return how the call is served, and where its array is, as text that ranks compare."""

@@ -311,8 +311,9 @@ class Chooser:
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
                 self._chosen.clear()
-            if candidate.choice is None or candidate.choice.algorithm.memory is None:
-                self._chosen[key] = candidate  # other arrays may not be in that memory
+            in_memory = candidate.choice is not None and candidate.choice.algorithm.memory
+            if algorithm == "auto" or not in_memory:  # by name, others may not be in that memory
+                self._chosen[key] = candidate
         return candidate
 
     def means(self, call: Call, background: bool = False) -> Means:
