@@ -38,7 +38,7 @@ class Executor:
         class Alone(Executor):
             name, summary = "alone", "copies the input"
 
-            def why_not(self, call, background):
+            def why_not(self, call, algorithm, background):
                 return None if call.size == 1 and call.op else "needs one rank"
 
             def bind(self, call, choice, *, background=False, repeated=False, turn=0):
@@ -51,12 +51,19 @@ class Executor:
     memory: str | None = None
     turns: int = 1
 
-    def why_not(self, call: Call, background: bool) -> str | None:
-        """Return why this executor cannot serve a call, as a sentence, or None if it can."""
-        raise NotImplementedError
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
+        """Return why this executor cannot serve a call, as a sentence, or None if it can.
 
-    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
-        """Return why a schedule in :attr:`memory` cannot serve a call, or None if it can."""
+        Parameters
+        ----------
+        call : Call
+            The call.
+        algorithm : Choice or str
+            The schedule that the call names, asked only of an executor that runs schedules (see
+            :attr:`memory`); else the call's ``algorithm=``: "auto", or an executor's name.
+        background : bool
+            Whether the call is one in the background.
+        """
         raise NotImplementedError
 
     def depends_on(self, call: Call) -> Hashable:

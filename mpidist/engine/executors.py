@@ -39,7 +39,7 @@ class NativeExecutor(Executor):
         self._backend, self._mismatch = host.backend, host.mismatch
         self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the library cannot serve the call, or None if it can."""
         native = self._backend.native
         if native is None:
@@ -143,8 +143,10 @@ class MessagesExecutor(Executor):
         self._backend, self._arity = host.backend, host.arity
         self._binder = CallBinder(host.groups, host.pipelining)
 
-    def why_not(self, call: Call, background: bool) -> str | None:
-        """Return a reason for every call: this executor is chosen only by an algorithm's name."""
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
+        """Return None for a schedule, whose own conditions have been checked, else a reason."""
+        if isinstance(algorithm, Choice):
+            return None
         return "it serves only calls that name an algorithm, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:

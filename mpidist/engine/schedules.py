@@ -20,6 +20,7 @@ from .one_sided import Binding
 from .reach import Reach
 from .storage import HostMemory
 
+UNEVEN = "the counts of the other ranks are unknown (uneven alltoall)"
 _KEPT = 1024  # plans, by algorithm, root and pieces
 
 
@@ -41,6 +42,10 @@ class ScheduleExecutor(Executor):
         self.heap, self.apart, self._host = host.heap, host.apart, host
         self._plans: dict[Hashable, Plan] = {}
 
+    def refuses(self, call: Call, background: bool) -> str | None:
+        """Return why the shipped schedules cannot serve a call on one node, or None."""
+        raise NotImplementedError
+
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
         """Return why a schedule does not reach the buffers of a call, or None if it does."""
         raise NotImplementedError
@@ -49,15 +54,15 @@ class ScheduleExecutor(Executor):
         """Return the arrays of a call; `tags` is ``Program.tags``, and `turn` as in `bind`."""
         raise NotImplementedError
 
-    def cannot_run(self, call: Call, choice: Choice, background: bool) -> str | None:
-        """Return why a schedule cannot run on the arrays of a call, or None if it can."""
-        if call.on_device:
-            return "its arrays are on a GPU"
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
+        """Return why a call cannot be served, by a schedule or by those shipped for its memory."""
         if self.heap is None:
             return self.apart
+        if not isinstance(algorithm, Choice):
+            return self.apart or self.refuses(call, background)
         if call.uneven_alltoall:
-            return "the counts of the other ranks are unknown (uneven alltoall)"
-        return self.lacks(self.plan(call, choice), call, background)
+            return UNEVEN
+        return self.lacks(self.plan(call, algorithm), call, background)
 
     def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""

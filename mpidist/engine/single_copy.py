@@ -43,17 +43,17 @@ class SingleCopy(ScheduleExecutor):
         self._memory: process_memory.ProcessMemory | None = None
         self._aside = PieceScratch()
         self._scratch: dict[str, np.ndarray] = {}
-        self._reason = host.apart if host.heap is None else None
+        self._reason: str | None = None
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "published") for collective in _SHIPPED}
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, or None if it can.
 
         Whether the ranks can read each other's memory is known after `make_ready`.
         """
-        if self._reason or self.apart:
-            return self._reason or self.apart
+        if self._reason is not None:
+            return self._reason
         if background:
             return "it cannot run in the background"
         if call.collective not in self._shipped:

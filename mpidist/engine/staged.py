@@ -23,7 +23,7 @@ from ..shared_memory.host import Host
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import Plan
 from .reach import Reach
-from .schedules import ScheduleExecutor
+from .schedules import UNEVEN, ScheduleExecutor
 
 _PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
 _MOST_PIECES = 8  # more would make binding too slow for an array that is used in one call only
@@ -43,21 +43,21 @@ class Staged(ScheduleExecutor):
 
     def __init__(self, host: Host):
         super().__init__(host)
-        self._reason = host.apart if host.heap is None else None
+        self._reason: str | None = None
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "slots") for collective in _SHIPPED}
         self._one_shot = {c: find(c, "slots_one_shot") for c in ("allreduce", "reduce")}
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually too long an array; None if it can."""
-        if self._reason or self.apart:
-            return self._reason or self.apart
+        if self._reason is not None:
+            return self._reason
         if background:
             return "it cannot run in the background"
         if call.collective not in self._shipped:
             return f"there is no {call.collective} through slots"
         if call.uneven_alltoall:
-            return "the counts of the other ranks are unknown (uneven alltoall)"
+            return UNEVEN
         if call.nbytes > STAGING_BYTES:
             return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a staging slot"
         return None

@@ -26,7 +26,7 @@ from ..shared_memory.kernel import one_shot, unowned
 from .layout import ARGUMENT, Plan
 from .reach import NOTES, Noted, Reach
 from .rooted import rooted_program
-from .schedules import ScheduleExecutor
+from .schedules import UNEVEN, ScheduleExecutor
 
 _SHIPPED = {
     "allreduce": ("in_place",),
@@ -55,22 +55,16 @@ class Symmetric(ScheduleExecutor):
         }
         self._one_shot = find("reduce", "in_place_one_shot")
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
-        heap = self.heap
-        if heap is None or self.apart is not None:
-            return self.apart
+        assert self.heap is not None
         if call.collective == "barrier":
             return None
         if call.collective not in NEEDS:
             return f"there is no {call.collective} in symmetric memory"
-        if location_of(call, heap) is None:
+        if location_of(call, self.heap) is None:
             return f"{NEEDS[call.collective]} was not allocated by comm.empty()"
-        return (
-            "the counts of the other ranks are unknown (uneven alltoall)"
-            if call.uneven_alltoall
-            else None
-        )
+        return UNEVEN if call.uneven_alltoall else None
 
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
         """Return why the arrays of a call are not in the memory that others reach."""

@@ -54,7 +54,7 @@ class CudaAwareMpi(GpuExecutor):
             not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
         )
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the library cannot serve the call; None if it can."""
         return self._native.why_not(call)
 

@@ -269,7 +269,7 @@ class IpcKernels(GpuExecutor):
         """
         return algorithm == "auto" and call.collective in NEEDS and not background
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
         return why_not(call, self._heap)
 

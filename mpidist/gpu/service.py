@@ -108,7 +108,7 @@ class GpuService:
         for executor in self._executors:
             if not executor.takes(call, algorithm, background):
                 continue
-            reason = executor.why_not(call, background)
+            reason = executor.why_not(call, algorithm, background)
             if reason is None:
                 executor.make_ready()
                 choice = None

@@ -267,7 +267,7 @@ class _StagedExecutor(Executor):
     def __init__(self, staged: HostStaged, algorithm: str):
         self._staged, self._algorithm = staged, algorithm
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return None: the staged executor serves every call."""
 
     def bind(

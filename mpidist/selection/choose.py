@@ -166,11 +166,13 @@ _ASKED = "the call asks for it"
 class Reasons(Mapping[str, "str | None"]):
     """Each executor's reason not to serve a call, None if it can; computed when looked up."""
 
-    def __init__(self, executors: Mapping[str, Executor], call: Call, background: bool):
-        self._executors, self._call, self._background = executors, call, background
+    def __init__(
+        self, executors: Mapping[str, Executor], call: Call, algorithm: str, background: bool
+    ):
+        self._executors, self._asked = executors, (call, algorithm, background)
 
     def __getitem__(self, name: str) -> str | None:
-        return self._executors[name].why_not(self._call, self._background)
+        return self._executors[name].why_not(*self._asked)
 
     def __contains__(self, name: object) -> bool:
         return name in self._executors
@@ -285,7 +287,7 @@ class Chooser:
             known = [a.name for a in algorithms(call.collective)]
             raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
         asked = self._executors.get(algorithm)
-        if asked is not None and asked.why_not(call, background) is None:
+        if asked is not None and asked.why_not(call, algorithm, background) is None:
             return Candidate(algorithm, None, _ASKED)
         op = call.op
         key: tuple[Hashable, ...] = (
@@ -304,7 +306,7 @@ class Chooser:
             key += (depends_on(call),)
         candidate = self._chosen.get(key)
         if candidate is None:
-            candidates = Candidates(call, self.means(call, background))
+            candidates = Candidates(call, self.means(call, algorithm, background))
             candidate = choose(candidates, algorithm, self.config, self.estimates)
             if candidate.missing and calibrate is not None:
                 calibrate(call.fingerprint)  # drops all choices made without the constants
@@ -316,16 +318,18 @@ class Chooser:
                 self._chosen[key] = candidate
         return candidate
 
-    def means(self, call: Call, background: bool = False) -> Means:
+    def means(self, call: Call, algorithm: str = "auto", background: bool = False) -> Means:
         """Return the executors' reasons not to serve a call, and the facts that rules depend on."""
-        reasons = Reasons(self._executors, call, background)
+        reasons = Reasons(self._executors, call, algorithm, background)
 
         def cannot_run(choice: Choice) -> str | None:
+            if call.on_device:
+                return "its arrays are on a GPU"
             memory = choice.algorithm.memory
             executor = None if memory is None else self._in_memory.get(memory.name)
             if executor is None:
                 return _no_executor(choice)
-            return executor.cannot_run(call, choice, background)
+            return executor.why_not(call, choice, background)
 
         return Means(self.groups, reasons, *self._facts, self._summaries, cannot_run)
 

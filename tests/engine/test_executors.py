@@ -19,7 +19,7 @@ class Alone(Executor):
     def __init__(self, host):
         pass
 
-    def why_not(self, call, background):
+    def why_not(self, call, algorithm, background):
         if call.size > 1:
             return "more than one rank"
         return None if call.collective == "allreduce" else f"no {call.collective}"

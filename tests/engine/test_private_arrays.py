@@ -85,5 +85,5 @@ def test_uneven_counts(memory, size):
 def test_a_slot_is_too_short():
     ranks, n = Ranks(2, Staged), (2 << 20) + 1
     calls = ranks.calls("allreduce", [np.zeros(n, "int8")] * 2, [np.zeros(n, "int8")] * 2, op="sum")
-    assert "2097153 bytes exceed the 2 MiB" in ranks.executors[0].why_not(calls[0], False)
+    assert "2097153 bytes exceed the 2 MiB" in ranks.executors[0].why_not(calls[0], "auto", False)
     assert "bytes of a staging slot, which has 2 MiB" in ranks.why_not("slots", calls)[0]

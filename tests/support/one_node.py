@@ -88,7 +88,7 @@ class Ranks:
 
     def why_not(self, name, calls, background=False):
         choice = find(calls[0].collective, name)
-        return [e.cannot_run(call, choice, background) for e, call in zip(self.executors, calls)]
+        return [e.why_not(call, choice, background) for e, call in zip(self.executors, calls)]
 
     def bound(self, name, calls):
         assert not any(self.why_not(name, calls))

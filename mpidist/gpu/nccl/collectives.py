@@ -243,7 +243,7 @@ class NcclCollectives(GpuExecutor):
             return True
         return why_not_symmetric(call, self._heap) is not None
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why NCCL cannot serve the call, or None if it can."""
         return why_not(call)
 

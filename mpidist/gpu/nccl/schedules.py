@@ -242,7 +242,7 @@ class NcclRounds(GpuExecutor):
         named = algorithm not in RESERVED
         return named and self._taken[call.collective] == self.name and not background
 
-    def why_not(self, call: Call, background: bool) -> str | None:
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the device cannot perform the call's reduction, or None if it can."""
         if call.op is None or (call.op.builtin and self._device.combines(call.dtype)):
             return None
