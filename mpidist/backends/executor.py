@@ -8,6 +8,9 @@ from ..calls.call import Call
 from ..schedule.registry import Choice
 from .program import Program
 
+MESSAGES = "messages"
+"""The value of :attr:`Executor.memory` for schedules that only send messages."""
+
 
 class Executor:
     """Interface of an executor, which serves calls: it binds each call to memory as a Program.
@@ -25,8 +28,10 @@ class Executor:
     ready : bool
         Whether :meth:`make_ready` has been called, or is not needed.
     memory : str or None
-        Name of the memory, one of :data:`~mpidist.schedule.memories.MEMORIES`, in which the
-        executor runs the schedules that calls name; None if it runs none.
+        Name of the memory, one of :data:`~mpidist.schedule.memories.MEMORIES` or :data:`MESSAGES`,
+        in which the executor runs the schedules that calls name; None if it runs none.
+    on_device : bool
+        Whether it serves calls with arrays on a GPU, instead of those on the host.
     turns : int
         Number of programs of a repeated call.  They take turns: operation number n runs program
         ``n % turns``, so that consecutive runs use different shared memory.
@@ -49,6 +54,7 @@ class Executor:
     summary: str
     ready: bool = True
     memory: str | None = None
+    on_device: bool = False
     turns: int = 1
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:

@@ -16,7 +16,7 @@ from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..errors import InvalidArgument, Unsupported
-from ..gpu.executors import CLASSES, ORDER, VARIABLE
+from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
 from ..measure import busbw
 from .results import Refusal, Results, Row, make_header
@@ -173,7 +173,7 @@ def measure_executors(
         Rates of :func:`measure_copies`.
     """
     results = Results(benchmark="gpu")
-    for executor in ORDER:
+    for executor in NAMES:
         with forced(comm, executor) as sub:
             for collective in collectives:
                 for nbytes in sizes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backends.base import Backend, PendingArrival, Transfer
-from ..backends.executor import Executor
+from ..backends.executor import MESSAGES, Executor
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice
@@ -137,7 +137,7 @@ class MessagesExecutor(Executor):
     requests.
     """
 
-    name, summary = "messages", "an algorithm over messages"
+    name, summary, memory = "messages", "an algorithm over messages", MESSAGES
 
     def __init__(self, host: Host):
         self._backend, self._arity = host.backend, host.arity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..backends.base import Backend
@@ -17,7 +17,7 @@ from ..shared_memory.heap import Heap
 from ..shared_memory.host import Host
 from ..topology import RANKS_PER_NODE, Topology
 from ..trace import Served
-from .background import Background, Choose
+from .background import Background
 from .calibration import calibrate_shortly
 from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
@@ -33,7 +33,8 @@ class Service:
     sequencer : Sequencer
         Numbers the operations, and keeps deadlines and the broken state.
     executors : list of Executor
-        The executors of host arrays, in the order in which ``explain`` lists them.
+        The executors, in the order in which ``explain`` lists them: of host arrays, and from the
+        first array on a GPU on also those of such arrays.
     heap : Heap or None
         Symmetric memory of the ranks of this node, as `groups` tells nodes; None if there is none.
     no_heap : str or None
@@ -65,10 +66,14 @@ class Service:
         native = next(e for e in self.executors if isinstance(e, NativeExecutor))
         sequencer.start_natives = native.advance
         self.chooser = Chooser(self.executors, config, self.groups, backend.vendor, backend.crowded)
-        self.on_gpu: Choose | None = None  # the executors of arrays on a GPU, once there is one
         self.programs = Programs(sequencer)
         self.note: Callable[[Served], object] | None = None  # told how each call is served
         self.background = Background(sequencer, self.programs, self.choose, self.describe)
+
+    def add(self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]) -> None:
+        """Add the executors of arrays on a GPU; `required` as for :meth:`Chooser.add`."""
+        self.executors += executors
+        self.chooser.add(executors, required)
 
     def _why_no_heap(self) -> str | None:
         backend, hosts = self.backend, self.topology.groups
@@ -116,22 +121,14 @@ class Service:
         If the choice needs it, a blocking call calibrates first.  A background call does not: its
         ranks do not wait for each other.
         """
-        if call.on_device:
-            assert self.on_gpu is not None
-            return self._noted(call, *self.on_gpu(call, algorithm, background))
         chooser = self.chooser
         chosen = chooser.choose(call, algorithm, background, None if background else self.calibrate)
-        executor = chooser.executor(chosen)
+        executor = chooser.executor(chosen, call, background)
         while not executor.ready:
             self.sequencer.set_up(call.fingerprint, executor.make_ready)
             chooser.forget()
             chosen = chooser.choose(call, algorithm, background)
-            executor = chooser.executor(chosen)
-        return self._noted(call, executor, chosen)
-
-    def _noted(
-        self, call: Call, executor: Executor, chosen: Candidate
-    ) -> tuple[Executor, Candidate]:
+            executor = chooser.executor(chosen, call, background)
         if self.note is not None:
             self.note(served_by(call, executor, chosen))
         return executor, chosen
@@ -151,7 +148,8 @@ class Service:
     def intention(self, call: Call, algorithm: str, background: bool) -> str:
         """Return the text that :meth:`describe` would return for a call, before it is served."""
         chosen = self.chooser.choose(call, algorithm, background)
-        return self.describe(call, self.chooser.executor(chosen), chosen, background)
+        executor = self.chooser.executor(chosen, call, background)
+        return self.describe(call, executor, chosen, background)
 
     # -- serving --------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ..engine.programs import Bound
 from ..engine.service import Service
 from ..schedule.registry import Choice
 from ..selection.config import switch
-from .executor import LIBRARIES, GpuExecutor
+from .executor import GpuExecutor
 
 
 class CudaAwareMpi(GpuExecutor):
@@ -33,29 +33,29 @@ class CudaAwareMpi(GpuExecutor):
 
     Parameters
     ----------
+    unavailable : str or None
+        See :class:`GpuExecutor`.
     device : Device
         Device of the arrays.
     service : Service
         The service of the communicator, which caches the programs of calls.
-    taken : dict
-        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
     """
 
-    name = "mpi"
+    name, summary = "mpi", "the MPI library's own collective, on GPU addresses"
 
-    def __init__(self, device: Device, service: Service, taken: dict[str, str]):
-        self.device, self._service, self._taken = device, service, taken
-        assert service.backend.native is not None
-        self._native = service.backend.native
-
-    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it serves a call; a background call never does."""
-        return (
-            not background and algorithm in LIBRARIES and self._taken[call.collective] == self.name
-        )
+    def __init__(self, unavailable: str | None, device: Device, service: Service):
+        super().__init__(unavailable)
+        self.device, self._service, self._native = device, service, service.backend.native
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the library cannot serve the call; None if it can."""
+        if self.unavailable is not None:
+            return self.unavailable
+        if call.op is not None:
+            return "MPI libraries combine arrays on the host: reductions are staged"
+        if background:
+            return "MPI libraries take no GPU addresses in non-blocking collectives"
+        assert self._native is not None
         return self._native.why_not(call)
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
@@ -84,7 +84,7 @@ class CudaAwareMpi(GpuExecutor):
             return self._bound(call, arrays)
         self.device.synchronize(stream)
         # The program keeps the copy of the input alive until the call has been made.
-        return library_call(*self._native.actions(separate), partial(id, separate))
+        return library_call(*self._actions(separate), partial(id, separate))
 
     def _copy(self, target: Any, source: DeviceArray) -> None:
         self.device.copy(target.pointer, source.pointer, source.nbytes, target.stream)
@@ -104,7 +104,11 @@ class CudaAwareMpi(GpuExecutor):
         return self._bind(call).program if bound is None else bound.program
 
     def _bind(self, call: Call) -> Bound:
-        return Bound([library_call(*self._native.actions(call))])
+        return Bound([library_call(*self._actions(call))])
+
+    def _actions(self, call: Call) -> list[Callable[[], Any]]:
+        assert self._native is not None
+        return self._native.actions(call)
 
 
 def _owners_of(call: Call) -> list[Any]:

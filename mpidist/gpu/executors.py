@@ -1,6 +1,6 @@
-"""Choice of the executors of operations on GPU arrays: NCCL, IPC, CUDA-aware MPI or staged.
+"""The executors that a communicator can have for GPU arrays: NCCL, IPC, CUDA-aware MPI, staged.
 
-All ranks exchange their properties and compute the same table of executors, with reasons.
+All ranks exchange their properties and compute the same reasons, and the same table of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
 from ..schedule.contract import COLLECTIVES
+from ..schedule.registry import IPC, MPI, NCCL, STAGED
 from ..selection.config import switch
+from ..selection.rules import ON_DEVICE, Rule
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
 from .cuda_aware import VARIABLE as AWARE
@@ -90,15 +92,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "messages": ("send", "recv"),
 }
 """The classes of operations; one executor serves all operations of a class."""
-ORDER: dict[str, tuple[str, ...]] = {
-    "nccl": ("reductions", "movement"),
-    "ipc": ("reductions", "movement"),
-    "mpi": ("movement", "messages"),
-    "staged": ("reductions", "movement", "messages"),
-}
-"""The executors, the best one first, and the classes that each can serve."""
-SYMMETRIC = ("allreduce", "reduce_scatter", "broadcast", "allgather")
-"""Collectives that "ipc" can serve, with arrays of ``comm.empty(device="cuda")``."""
+NAMES = (NCCL, IPC, MPI, STAGED)
+"""The names of the executors."""
 
 IPC_RANKS = 32
 """Largest number of ranks for "ipc": a kernel has an input and a result of each as arguments."""
@@ -143,7 +138,7 @@ class GpuCandidate:
     operations : str
         Name of the class, a key of :data:`CLASSES`: "reductions", "movement" or "messages".
     name : str
-        Name of the executor, a key of :data:`ORDER`: "nccl", "ipc", "mpi" or "staged".
+        Name of the executor, one of :data:`NAMES`: "nccl", "ipc", "mpi" or "staged".
     taken : bool
         Whether it serves the class.
     why : str
@@ -196,15 +191,15 @@ class GpuExecutors(Protocol):
 def forced_executor(environ: Mapping[str, str] = os.environ) -> str:
     """Return the executor that ``MPIDIST_GPU`` forces; empty if it is unset."""
     name = environ.get(VARIABLE, "").strip().lower()
-    if name and name not in ORDER:
-        raise ConfigError(f"{VARIABLE}={name!r}: expected one of {', '.join(ORDER)}")
+    if name and name not in NAMES:
+        raise ConfigError(f"{VARIABLE}={name!r}: expected one of {', '.join(NAMES)}")
     return name
 
 
-def table(
+def why_not_each(
     ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1
-) -> list[GpuCandidate]:
-    """Return the executors chosen from the properties of all ranks; the same on every rank.
+) -> dict[str, str | None]:
+    """Return, by name, why an executor serves no call, or None if it serves some; equal on all.
 
     Parameters
     ----------
@@ -215,12 +210,6 @@ def table(
     nodes : int
         Number of nodes.
 
-    Returns
-    -------
-    list of GpuCandidate
-        The executors of each class, best first, also those that are impossible.  Of each class one
-        is taken, and if possible "ipc" as well, for arrays in symmetric memory.
-
     Raises
     ------
     Unsupported
@@ -228,25 +217,40 @@ def table(
     """
     forced = ranks[0].forced
     cannot = {
-        "nccl": _no_nccl(ranks, forced == "nccl"),
-        "ipc": _no_ipc(native, nodes, len(ranks)),
-        "mpi": _no_mpi(ranks, native),
-        "staged": None,
+        NCCL: _no_nccl(ranks, forced == NCCL),
+        IPC: _no_ipc(native, nodes, len(ranks)),
+        MPI: _no_mpi(ranks, native),
+        STAGED: None,
     }
     if forced and cannot[forced] is not None:
         raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
-    if cannot["nccl"] is None and forced in ("", "nccl") and cannot["mpi"] is None:
-        cannot["mpi"] = "NCCL is in use, and NCCL and MPI on one GPU can deadlock"
-    symmetric = cannot["ipc"] is None and forced in ("", "ipc")
+    if cannot[NCCL] is None and forced in ("", NCCL) and cannot[MPI] is None:
+        cannot[MPI] = "NCCL is in use, and NCCL and MPI on one GPU can deadlock"
+    others = set(NAMES) - {forced, STAGED} if forced and forced != IPC else set()
+    for name in others:
+        cannot[name] = cannot[name] or f"{VARIABLE}={forced} forces another executor"
+    return cannot
+
+
+def table(
+    ranks: Sequence[RankProperties], native: bool = True, nodes: int = 1
+) -> list[GpuCandidate]:
+    """Return the executors of each class, best first, also those that are impossible.
+
+    Of each class one is taken, and if possible "ipc" as well, for arrays in symmetric memory.  The
+    parameters and errors are those of :func:`why_not_each`.
+    """
+    forced, cannot = ranks[0].forced, why_not_each(ranks, native, nodes)
     found = []
-    for operations in CLASSES:
-        able = [name for name, served in ORDER.items() if operations in served]
-        best = next(name for name in able if cannot[name] is None and name != "ipc")
-        if forced and forced != "ipc":
-            best = forced if forced in able else "staged"
-        took = (best, "ipc") if symmetric else (best,)
-        found += [GpuCandidate(operations, name, name in took, "") for name in able]
-    return [replace(c, why=_why(c, cannot[c.name], forced)) for c in found]
+    for operations, names in CLASSES.items():
+        rules = [{rule.choose for rule in ON_DEVICE[name]} for name in names]
+        able = [name for name in NAMES if any(name in served for served in rules)]
+        best = next(name for name in able if cannot[name] is None and name != IPC)
+        for name in able:
+            takes = cannot[name] is None and name in (best, IPC)
+            candidate = GpuCandidate(operations, name, takes, "")
+            found.append(replace(candidate, why=_why(candidate, cannot[name], forced)))
+    return found
 
 
 def _no_nccl(ranks: Sequence[RankProperties], forced: bool) -> str | None:
@@ -280,7 +284,7 @@ def _why(candidate: GpuCandidate, cannot: str | None, forced: str) -> str:
     if cannot is not None:
         return cannot
     if candidate.taken and candidate.name == "ipc":
-        names = [name for name in CLASSES[candidate.operations] if name in SYMMETRIC]
+        names = [n for n in CLASSES[candidate.operations] if Rule(IPC) in ON_DEVICE[n]]
         return f"for arrays of comm.empty(device='cuda'): {', '.join(names)}"
     if candidate.taken and forced == candidate.name:
         return f"{VARIABLE}={forced} forces it"
@@ -294,12 +298,3 @@ def _why(candidate: GpuCandidate, cannot: str | None, forced: str) -> str:
         return "for calls that symmetric memory cannot serve"
     others = f"{VARIABLE}={forced} cannot serve these; " if forced else ""
     return f"{others}it always works"
-
-
-def taken(candidates: Sequence[GpuCandidate]) -> dict[str, str]:
-    """Return the executor of each operation on private arrays: ``{"allreduce": "nccl", …}``.
-
-    Operations are the collectives, "send" and "recv".
-    """
-    chosen = {c.operations: c.name for c in candidates if c.taken and c.name != "ipc"}
-    return {name: chosen[kind] for kind, names in CLASSES.items() for name in names}

@@ -254,24 +254,24 @@ class IpcKernels(GpuExecutor):
     products, and the sign of a zero among the largest or smallest.
     """
 
-    name = "ipc"
+    name, summary = "ipc", "kernels and copies in the symmetric memory of the GPUs"
 
-    def __init__(self, heap: DeviceHeap):
+    def __init__(self, unavailable: str | None, heap: DeviceHeap):
+        super().__init__(unavailable)
         self._heap, self._device = heap, heap.device
         self._count = 0
         self._last_stream: int | None = None
         self._event = self._device.event()
 
-    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it serves a call: blocking, "auto", and in :data:`NEEDS`.
-
-        :data:`NEEDS` has the collectives that run in symmetric memory.
-        """
-        return algorithm == "auto" and call.collective in NEEDS and not background
-
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
-        return why_not(call, self._heap)
+        if self.unavailable is None and background:
+            return "in the background there is no meeting, after which it can be queued"
+        return self.unavailable or why_not(call, self._heap)
+
+    def depends_on(self, call: Call) -> bool:
+        """Return whether the array is symmetric that must be."""
+        return call.collective in NEEDS and location_of(call, self._heap) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return the text that all ranks compare, which has the symmetric array's location."""

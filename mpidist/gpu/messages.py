@@ -19,7 +19,7 @@ from ..device.find import find_device
 from ..device.recognise import describe
 from ..engine.messages import PointToPoint
 from ..engine.work import Work
-from .executors import table, taken, this_rank
+from .executors import this_rank, why_not_each
 
 
 class DeviceMemory(np.ndarray):
@@ -112,7 +112,7 @@ def takes_addresses(backend: Backend) -> bool:
     here = this_rank(native)
     if backend.size > 1 and not here.no_nccl and here.forced in ("", "nccl"):
         return False  # NCCL may serve collectives, and on one GPU the two can deadlock
-    return taken(table([here], native))["send"] == "mpi"
+    return why_not_each([here], native)["mpi"] is None
 
 
 class GpuMessages:

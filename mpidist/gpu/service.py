@@ -1,7 +1,4 @@
-"""The service of a communicator for calls with arrays on a GPU.
-
-Each class of calls goes to the executor that all ranks agreed on (:mod:`.executors`).
-"""
+"""The executors of a communicator for calls with arrays on a GPU, and what they share."""
 
 from __future__ import annotations
 
@@ -10,35 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.executor import Executor
-from ..calls.call import Call
 from ..device.base import Device
 from ..device.find import find_device
 from ..device.recognise import describe
 from ..engine.service import Service
 from ..errors import ConfigError, MpidistError, Unsupported
-from ..schedule.registry import RESERVED
-from ..selection.choose import Candidate
+from ..schedule.registry import IPC, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
-from .executor import GpuExecutor
-from .executors import GpuCandidate, RankProperties, table, taken, this_rank
+from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each
 from .ipc import NEEDS, DeviceHeap, IpcKernels
 from .nccl.backend import has_sum
-from .nccl.collectives import NcclCollectives
-from .nccl.schedules import NcclRounds
-from .staged import HostStaged
+from .nccl.executor import Nccl
+from .staged import HostStaged, Staged, Through
+
+_NOT_THROUGH = (STAGED, "messages")
+"""Executors of host arrays without a form for GPU arrays: "staged" is another one there."""
 
 
 class GpuService:
-    """The service of a communicator for arrays on a GPU; the first such array creates it.
+    """The executors of a communicator for arrays on a GPU; the first such array creates them.
 
-    All ranks create it together.
+    All ranks create it together.  It adds the executors to those of the communicator's service.
 
     Parameters
     ----------
     service : Service
-        The service for host arrays.
+        The service of the communicator.
     everyone : callable
         ``everyone(value)`` returns the values of all ranks; collective.
 
@@ -54,26 +49,26 @@ class GpuService:
         native = service.backend.native
         ranks = self._exchange(everyone, native is not None)
         warn_of_sharing([r.seen for r in ranks if r.seen is not None], service.backend.rank)
-        self.candidates: list[GpuCandidate] = table(
-            ranks, native is not None, service.topology.num_nodes
-        )
-        self._forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
-        self._no_ipc = next(
-            (c.why for c in self.candidates if c.name == "ipc" and not c.taken), None
-        )
+        place = native is not None, service.topology.num_nodes
+        self.candidates: list[GpuCandidate] = table(ranks, *place)
+        reasons = why_not_each(ranks, *place)
+        forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
         rank, size = service.backend.rank, service.backend.size
         self._heap = DeviceHeap(self.device, rank, size, everyone)
-        self._taken = taken(self.candidates)
-        self._nccl = NcclCollectives(service, everyone, self._taken, self._heap)
-        direct = [] if native is None else [CudaAwareMpi(self.device, service, self._taken)]
-        self._executors: list[GpuExecutor] = [
-            IpcKernels(self._heap),
+        self._no_ipc = reasons[IPC]
+        self._nccl = Nccl(reasons[NCCL], service, everyone, self._heap)
+        staged = HostStaged(service, self.device, self.chunk_bytes)
+        executors = [
+            IpcKernels(reasons[IPC], self._heap),
             self._nccl,
-            NcclRounds(service, self._nccl, self._taken, self.device),
-            *direct,
+            CudaAwareMpi(reasons[MPI], self.device, service),
+            Staged(staged),
+            *(Through(staged, host) for host in service.executors if host.name not in _NOT_THROUGH),
         ]
-        self._staged = HostStaged(service, self.device, self.chunk_bytes)
-        service.on_gpu = self.choose
+        required = {("auto", False): IPC} if forced == IPC else {}
+        if self.uses_nccl:
+            required |= {(NATIVE, False): NCCL, (NATIVE, True): NCCL}
+        service.add(executors, required)
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
         """Exchange and return the properties of all ranks; an error on one is raised on all.
@@ -91,42 +86,10 @@ class GpuService:
                 raise type(entry)(f"rank {rank}: error on rank {number}: {entry}")
         return ranks
 
-    def choose(self, call: Call, algorithm: str, background: bool) -> tuple[Executor, Candidate]:
-        """Return the first executor that can serve a call, made ready, and the choice; collective.
-
-        The choice has the executor's name, the algorithm if the call names one, and the reason.
-
-        A background call is served by NCCL or staged: MPI libraries that take addresses on a GPU do
-        not take them in non-blocking collectives, and a kernel in symmetric memory can only be
-        queued after a barrier.
-
-        Raises
-        ------
-        Unsupported
-            If the user asked for an executor that cannot serve the call.
-        """
-        for executor in self._executors:
-            if not executor.takes(call, algorithm, background):
-                continue
-            reason = executor.why_not(call, algorithm, background)
-            if reason is None:
-                executor.make_ready()
-                choice = None
-                if algorithm not in RESERVED:
-                    choice = self._service.chooser.choose(call, algorithm).choice
-                return executor, Candidate(executor.name, choice, "the first that serves the call")
-            if algorithm == "native":
-                raise Unsupported(f"rank {call.rank}: {call.collective} 'native': {reason}")
-            if self._forced == executor.name == "ipc":
-                raise Unsupported(f"rank {call.rank}: MPIDIST_GPU=ipc: {call.collective}: {reason}")
-        return self._staged.executor_for(algorithm), Candidate(
-            "staged", None, "no other serves the call"
-        )
-
     @property
     def uses_nccl(self) -> bool:
         """Whether NCCL serves reductions, or collectives that only move data."""
-        return "nccl" in self._taken.values()
+        return self._nccl.unavailable is None
 
     # -- symmetric memory -----------------------------------------------------------------------
 
@@ -143,7 +106,7 @@ class GpuService:
         Otherwise the call goes by MPI, possibly through host memory.
         """
         data = describe(x, self._service.backend.rank)
-        if self._taken[collective] == "nccl" and has_sum(data.dtype):
+        if self.uses_nccl and has_sum(data.dtype):
             return True
         if self._no_ipc is not None or collective not in NEEDS:
             return False

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.executor import Executor
+from ..backends.executor import MESSAGES, Executor
 from ..backends.program import Program, Round
 from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
@@ -32,6 +32,7 @@ from ..engine.work import Work
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Choice
 from .chunks import Chunk, Extent, chunks, elements
+from .executor import GpuExecutor
 
 
 def _shared(call: Call) -> bool:
@@ -160,10 +161,6 @@ class HostStaged:
         self._ready = device.event()
         self._pending = InFlight()
 
-    def executor_for(self, algorithm: str) -> Executor:
-        """Return the executor whose chunks are host calls with `algorithm`."""
-        return _StagedExecutor(self, algorithm)
-
     def serve(self, call: Call, algorithm: str) -> None:
         """Run a call through host memory; work queued later on the arrays' streams waits for it."""
         streams = self._wait_for_arrays(call)
@@ -256,16 +253,19 @@ class HostStaged:
             there += nbytes
 
 
-class _StagedExecutor(Executor):
-    """The staged executor, with one algorithm for the host calls.
+class Staged(GpuExecutor):
+    """The staged executor: each chunk is a host call, with "auto" or the schedule of the call.
 
     Its programs are not announced to the other ranks: the host call of each chunk is.
     """
 
     name, summary = "staged", "through pinned host memory, in chunks"
+    memory: str | None = MESSAGES
+    algorithm = "auto"  # of the host calls, if the call names no schedule
 
-    def __init__(self, staged: HostStaged, algorithm: str):
-        self._staged, self._algorithm = staged, algorithm
+    def __init__(self, staged: HostStaged):
+        super().__init__(None)
+        self._staged = staged
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return None: the staged executor serves every call."""
@@ -280,9 +280,26 @@ class _StagedExecutor(Executor):
         turn: int = 0,
     ) -> Program:
         """Return a program that runs the call, chunk by chunk."""
-        staged, algorithm = self._staged, self._algorithm
+        staged, algorithm = self._staged, self.algorithm if choice is None else choice.name
         return Program(
             [Round((), None, (partial(staged.serve, call, algorithm),))],
             announced=False,
             begin=lambda give: staged.begin(call, algorithm, give),
         )
+
+
+class Through(Staged):
+    """An executor of host arrays, which gets the chunks of GPU arrays in pinned host memory."""
+
+    memory = None
+
+    def __init__(self, staged: HostStaged, host: Executor):
+        super().__init__(staged)
+        self._host, self.name, self.algorithm = host, host.name, host.name
+        self.summary = f"through pinned host memory, in chunks: {host.summary}"
+
+    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
+        """Return why the executor cannot be given chunks; it may still refuse each of them."""
+        if self._host.memory is not None:
+            return "its arrays are on a GPU"
+        return None

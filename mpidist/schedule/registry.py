@@ -18,6 +18,7 @@ NATIVE = "native"
 SYMMETRIC = "symmetric"
 STAGED = "staged"
 SINGLE_COPY = "single_copy"
+IPC, NCCL, MPI = "ipc", "nccl", "mpi"
 
 
 class Registered:
@@ -63,6 +64,8 @@ RESERVED = ("auto", NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
 
 They stand here because an algorithm can be registered before the executors are imported.
 """
+ON_DEVICE = (IPC, NCCL, MPI)
+"""Further executors, of arrays on a GPU only; no algorithm can have their names either."""
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -254,7 +257,7 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    check_name(name, "an algorithm", RESERVED)
+    check_name(name, "an algorithm", (*RESERVED, *ON_DEVICE))
     reached = None if memory is None else find_memory(memory)
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:

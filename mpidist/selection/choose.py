@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..backends.executor import Executor
+from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
 from ..measure import format_time
 from ..schedule.registry import (
     GENERATION,
+    MPI,
     NATIVE,
+    NCCL,
     RESERVED,
     SINGLE_COPY,
     STAGED,
@@ -23,7 +25,7 @@ from ..schedule.registry import (
 )
 from .config import CollectiveConfig
 from .estimates import Estimates, memory_of
-from .rules import ANY, RULES, Place, Rule
+from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import kind_for
 
 AHEAD = 0.9
@@ -210,6 +212,9 @@ class Means:
     cannot_run : callable
         ``cannot_run(choice)`` returns why no executor can run a schedule in shared memory for the
         call, or None if one can.
+    required : str
+        Name of an executor of GPU arrays that the user requires: if it has a rule for the
+        collective, no other is taken in its place.
     """
 
     groups: Groups
@@ -218,6 +223,21 @@ class Means:
     crowded: bool = False
     summaries: Mapping[str, str] = field(default_factory=dict)
     cannot_run: Callable[[Choice], str | None] = _no_executor
+    required: str = ""
+
+
+class _Listed:
+    """The executors of one kind of arrays, by what the Chooser asks for."""
+
+    def __init__(self, executors: Sequence[Executor]):
+        self.by_name = {e.name: e for e in executors if e.name != "messages"}
+        self.summaries = {e.name: e.summary for e in self.by_name.values()}
+        self.runners: dict[str, list[Executor]] = {}  # of schedules, by memory
+        for executor in executors:
+            if executor.memory is not None:
+                self.runners.setdefault(executor.memory, []).append(executor)
+        usual = Executor.depends_on
+        self.depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
 
 
 class Chooser:
@@ -226,7 +246,8 @@ class Chooser:
     Parameters
     ----------
     executors : sequence of Executor
-        The executors in the order of ``explain``; "messages" runs the registered algorithms.
+        The executors of host arrays in the order of ``explain``; "messages" runs the registered
+        algorithms.
     config : CollectiveConfig
         The user's settings.
     groups : tuple of tuple of int
@@ -250,12 +271,8 @@ class Chooser:
     ):
         self.config, self.groups = config, groups
         self._facts = vendor, crowded
-        self._executors = {executor.name: executor for executor in executors}
-        self._messages = self._executors.pop("messages")
-        self._summaries = {e.name: e.summary for e in self._executors.values()}
-        self._in_memory = {e.memory: e for e in executors if e.memory is not None}
-        usual = Executor.depends_on
-        self._depend = [e.depends_on for e in executors if type(e).depends_on is not usual]
+        self._on_host, self._on_device = _Listed(executors), _Listed(())
+        self._required: Mapping[tuple[str, bool], str] = {}
         self.estimates: Estimates | None = None
         self._chosen: dict[Hashable, Candidate] = {}
 
@@ -263,12 +280,25 @@ class Chooser:
         """Drop all cached choices, after a change of the executors, algorithms or constants."""
         self._chosen.clear()
 
-    def executor(self, candidate: Candidate) -> Executor:
-        """Return the executor of a candidate; that of an algorithm by messages is ``messages``."""
-        if candidate.choice is None:
-            return self._executors[candidate.name]
-        memory = candidate.choice.algorithm.memory
-        return self._messages if memory is None else self._in_memory[memory.name]
+    def add(self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]) -> None:
+        """Add the executors of arrays on a GPU, in the order of ``explain``.
+
+        ``required[algorithm, background]`` is the executor that such calls require, if there is
+        one; see :class:`Means`.
+        """
+        self._on_device, self._required = _Listed(executors), required
+
+    def executor(self, candidate: Candidate, call: Call, background: bool = False) -> Executor:
+        """Return the executor of a candidate; of those that run its schedule the first that can."""
+        listed, choice = self._on_device if call.on_device else self._on_host, candidate.choice
+        if choice is None:
+            return listed.by_name[candidate.name]
+        memory = choice.algorithm.memory
+        *others, last = listed.runners[MESSAGES if memory is None else memory.name]
+        for executor in others:
+            if executor.why_not(call, choice, background) is None:
+                return executor
+        return last
 
     def choose(
         self,
@@ -286,7 +316,8 @@ class Chooser:
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
             raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
-        asked = self._executors.get(algorithm)
+        listed = self._on_device if call.on_device else self._on_host
+        asked = None if call.on_device else listed.by_name.get(algorithm)
         if asked is not None and asked.why_not(call, algorithm, background) is None:
             return Candidate(algorithm, None, _ASKED)
         op = call.op
@@ -301,8 +332,9 @@ class Chooser:
             kind_for(call),
             op is None or op.builtin,
             background,
+            call.on_device,
         )
-        for depends_on in self._depend:
+        for depends_on in listed.depend:
             key += (depends_on(call),)
         candidate = self._chosen.get(key)
         if candidate is None:
@@ -320,18 +352,20 @@ class Chooser:
 
     def means(self, call: Call, algorithm: str = "auto", background: bool = False) -> Means:
         """Return the executors' reasons not to serve a call, and the facts that rules depend on."""
-        reasons = Reasons(self._executors, call, algorithm, background)
+        listed = self._on_device if call.on_device else self._on_host
+        reasons = Reasons(listed.by_name, call, algorithm, background)
 
         def cannot_run(choice: Choice) -> str | None:
             if call.on_device:
                 return "its arrays are on a GPU"
             memory = choice.algorithm.memory
-            executor = None if memory is None else self._in_memory.get(memory.name)
-            if executor is None:
+            runners = None if memory is None else listed.runners.get(memory.name)
+            if runners is None:
                 return _no_executor(choice)
-            return executor.why_not(call, choice, background)
+            return runners[0].why_not(call, choice, background)
 
-        return Means(self.groups, reasons, *self._facts, self._summaries, cannot_run)
+        required = self._required.get((algorithm, background), "") if call.on_device else ""
+        return Means(self.groups, reasons, *self._facts, listed.summaries, cannot_run, required)
 
 
 class Candidates:
@@ -480,6 +514,8 @@ def choose(
         If it cannot serve this call; the message names those that can.
     """
     call = candidates.call
+    if call.on_device and algorithm in ("auto", NATIVE):
+        return _for_device(candidates, algorithm)
     if algorithm != "auto":
         return candidates.taken(algorithm, _ASKED)
     commutes = call.op is None or call.op.commute
@@ -491,6 +527,28 @@ def choose(
         return tuned
     candidate = _untuned(candidates, estimates)
     return replace(candidate, why=f"{candidate.why}; {without}") if without else candidate
+
+
+def _for_device(candidates: Candidates, algorithm: str) -> Candidate:
+    """Return the candidate of the first rule for arrays on a GPU that can serve the call.
+
+    Strategies, tuning tables and the cost model are about host memory: they choose for the chunks
+    of a staged call.  "native" is NCCL's collective or the MPI library's, on GPU addresses if it
+    takes them.
+    """
+    call, required, reason = candidates.call, candidates.means.required, ""
+    rules: Iterable[Rule] = ON_DEVICE[call.collective]
+    if algorithm == NATIVE:
+        rules = (*(rule for rule in rules if rule.choose in (NCCL, MPI)), Rule(NATIVE))
+    for rule in rules:
+        reason = candidates.why_not(rule.choose) or ""
+        if not reason:
+            return candidates.taken(rule.choose, f"shipped rule: {rule}")
+        if rule.choose == required:
+            break
+    if required and algorithm == "auto":
+        raise Unsupported(f"rank {call.rank}: MPIDIST_GPU={required}: {call.collective}: {reason}")
+    raise candidates.unsupported(algorithm, reason)
 
 
 def _tuned(candidates: Candidates, estimates: Estimates | None) -> tuple[Candidate | None, str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..schedule.registry import NATIVE, SINGLE_COPY, STAGED, SYMMETRIC
+from ..schedule.registry import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 
 MPICH = "MPICH"  # the vendor's name in mpi4py
 NOT_MPICH = "not MPICH"  # Open MPI, on which it was measured, and all others
@@ -278,3 +278,17 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }
 """The rules by collective: shared memory first, then several nodes, the MPI library, messages."""
+
+# Arrays on a GPU.  Symmetric ones first, whose copies a GPU's kernel makes in one pass.  The MPI
+# library gets GPU addresses only where it moves data: Open MPI's allreduce combines on the host.
+_REDUCTIONS = (Rule(NCCL), Rule(STAGED))
+_MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(STAGED))
+
+ON_DEVICE: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(("allreduce", "reduce_scatter"), (Rule(IPC), *_REDUCTIONS)),
+    **dict.fromkeys(("reduce", "scan", "exscan"), _REDUCTIONS),
+    **dict.fromkeys(("broadcast", "allgather"), (Rule(IPC), *_MOVEMENT)),
+    **dict.fromkeys(("gather", "scatter", "alltoall"), _MOVEMENT),
+    **dict.fromkeys(("send", "recv"), (Rule(MPI), Rule(STAGED))),
+}
+"""The rules for arrays on a GPU, by collective, and by message."""

@@ -18,7 +18,7 @@ from mpidist.errors import (
     Unsupported,
     UnsupportedDtype,
 )
-from mpidist.gpu.executors import CLASSES, ORDER
+from mpidist.gpu.executors import CLASSES, NAMES
 from mpidist.operations import OPS, kind_of
 from tests.support import collective_cases as cases
 from tests.support.gpu_cases import OnDevice
@@ -223,7 +223,7 @@ def test_bench_of_every_executor(comm, emulated_device):
     copies = measure_copies(comm, 4096)
     results = measure_executors(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
     every = [*results.rows, *results.unsupported]
-    assert len(every) == 2 * len(COLLECTIVES) * len(ORDER) and results.correct
+    assert len(every) == 2 * len(COLLECTIVES) * len(NAMES) and results.correct
     found = {(row.work, row.candidate): row for row in results.rows if row.bytes}
     refused = {(r.work, r.candidate): r.reason for r in results.unsupported if r.bytes}
     for name in COLLECTIVES:

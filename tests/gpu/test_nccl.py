@@ -6,12 +6,14 @@ and operations, the stream, and what is refused before it is asked.
 
 import ctypes
 import threading
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import mpidist
+from mpidist.calls.call import Call
 from mpidist.device.find import find_device, install_device
 from mpidist.device.recognise import describe
 from mpidist.errors import (
@@ -20,12 +22,16 @@ from mpidist.errors import (
     CommunicationError,
     CommunicatorBroken,
     InvalidArgument,
+    UnknownName,
     Unsupported,
     UnsupportedDtype,
 )
+from mpidist.gpu.ipc import DeviceHeap
 from mpidist.gpu.nccl import calls, schedules
 from mpidist.gpu.nccl.backend import DTYPES, OPS, NcclBackend, load
+from mpidist.gpu.nccl.executor import Nccl
 from mpidist.gpu.nccl.schedules import why_stuck
+from mpidist.operations import OPS as PREDEFINED
 from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
 from mpidist.schedule.unrolled import materialise
@@ -388,6 +394,59 @@ def test_what_nccl_does_not_serve_is_staged(by_nccl):
         assert comm.allgather(rows, counts=[1, 2]).get().tolist() == [0, 1, 1] and library.groups
 
     by_nccl(2, check)
+
+
+def test_executors_by_name(by_nccl):
+    """A call takes the executor that it names, or says why it cannot."""
+
+    def check(comm, library):
+        x = find_device().array(np.ones(4))
+        assert (comm.allreduce(x, algorithm="staged").get() == 2).all() and not library.made
+        for name, words in (
+            ("mpi", "NCCL is in use|messages do not go by MPI here"),
+            ("ipc", "the ranks are threads"),
+            ("symmetric", "its arrays are on a GPU"),
+            ("in_place", "its arrays are on a GPU"),
+        ):
+            with pytest.raises(Unsupported, match=f"allreduce '{name}': {words}.*; able .*nccl"):
+                comm.allreduce(x, algorithm=name)
+        assert not library.made
+        assert (comm.iallreduce(x, algorithm="nccl").wait().get() == 2).all() and library.made
+        with pytest.raises(UnknownName, match="'magic'"):
+            comm.allreduce(x, algorithm="magic")
+        with pytest.raises(UnknownName, match="'nccl'"):  # on the host there is none
+            comm.allreduce(np.ones(4), algorithm="nccl")
+
+    by_nccl(2, check)
+    by_nccl(2, check, "nccl")
+
+
+def test_native_is_that_of_nccl_in_the_background_too(by_nccl):
+    def check(comm, library):
+        x = find_device().array(np.ones(4, "i2"))
+        with pytest.raises(Unsupported, match="allreduce 'native': .*NCCL has no 'sum' of int16"):
+            comm.iallreduce(x, algorithm="native")
+        with pytest.raises(Unsupported, match="scan 'native': NCCL has no scan"):
+            comm.scan(x, algorithm="native")
+        assert not library.made
+        assert (comm.iallreduce(x, algorithm="ring").wait().get() == 2).all() and not library.made
+
+    by_nccl(2, check)
+
+
+def test_symmetric_arrays_in_the_background(emulated_device):
+    """By "auto" they go through the host, by "native" to NCCL; private ones to NCCL."""
+    device, alone = find_device(), lambda value: [value]
+    heap, service = DeviceHeap(device, 0, 1, alone), SimpleNamespace(groups=((0,),))
+    nccl = Nccl(None, service, alone, heap)
+    for symmetric in (True, False):
+        x = heap.empty((4,), np.dtype("f4")) if symmetric else device.array(np.ones(4, "f4"))
+        data = describe(x, 0)
+        call = Call("allreduce", 0, 1, 0, data.dtype, data, data, PREDEFINED["sum"])
+        assert nccl.why_not(call, "auto", False) is nccl.why_not(call, "native", True) is None
+        reason = nccl.why_not(call, "auto", True)
+        assert "through the host" in reason if symmetric else reason is None
+    heap.close()
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -69,7 +69,7 @@ def test_an_arity_where_there_is_none():
         find("allreduce", "ring:3")
 
 
-@pytest.mark.parametrize("name", ["auto", "native", "", "tree:3"])
+@pytest.mark.parametrize("name", ["auto", "native", "nccl", "", "tree:3"])
 def test_reserved_names(name):
     with pytest.raises(InvalidArgument, match=f"name={name!r}: .* an algorithm"):
         algorithm("allreduce", name)(lambda rank, size: ())

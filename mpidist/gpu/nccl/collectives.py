@@ -1,4 +1,4 @@
-"""Executor of collectives by NCCL: the calls that it serves, their streams and deadlines."""
+"""Collectives by NCCL: the calls that it serves, their streams and deadlines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...backends.program import Action, Program, library_call
+from ...backends.program import Action
 from ...calls.call import Call
 from ...calls.prepare import apart
 from ...device.array import DeviceArray
 from ...device.base import InFlight
-from ...engine.service import Service
 from ...errors import CommunicationError, UnsupportedDtype
 from ...operations import loses_nan
-from ...schedule.registry import Choice
-from ..executor import LIBRARIES, GpuExecutor
-from ..ipc import DeviceHeap
-from ..ipc import why_not as why_not_symmetric
-from .backend import NcclBackend, Ranks, type_of
+from .backend import NcclBackend, type_of
 from .watch import NcclWatch, Queued
 
 NATIVE = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")
@@ -190,90 +185,6 @@ class NcclQueue:
                 for peer, part in receives.items():
                     self.backend.recv(part, peer, stream)
         return [x]
-
-
-class NcclCollectives(GpuExecutor):
-    """Executor of collectives by NCCL, which is started with the first call.
-
-    Parameters
-    ----------
-    service : Service
-        The service of the communicator, marked broken if NCCL was aborted.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
-    taken : dict
-        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
-    heap : DeviceHeap
-        The symmetric memory of GPUs.
-    """
-
-    name = "nccl"
-
-    def __init__(
-        self,
-        service: Service,
-        everyone: Callable[[Any], list[Any]],
-        taken: dict[str, str],
-        heap: DeviceHeap,
-    ):
-        self._service, self._everyone, self._taken, self._heap = service, everyone, taken, heap
-        self._queue: NcclQueue | None = None
-
-    @property
-    def queue(self) -> NcclQueue:
-        """The queue of NCCL calls; the first use starts NCCL, collectively."""
-        if self._queue is None:
-            backend = self._service.backend
-            ranks = Ranks(backend.rank, backend.size, self._everyone)
-            self._queue = NcclQueue(NcclBackend(ranks), self._broke)
-        return self._queue
-
-    def _broke(self, error: CommunicationError, operation: str) -> None:
-        # From the watchdog's thread, which may not call MPI.
-        self._service.sequencer.broke(error, operation, None, elsewhere=False)
-
-    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it serves a call.
-
-        A background call of symmetric arrays with "auto" does not: it goes through host memory.
-        """
-        if self._taken[call.collective] != self.name or algorithm not in LIBRARIES:
-            return False
-        if not background or algorithm != "auto":
-            return True
-        return why_not_symmetric(call, self._heap) is not None
-
-    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why NCCL cannot serve the call, or None if it can."""
-        return why_not(call)
-
-    def make_ready(self) -> None:
-        """Start NCCL before a call begins: the start itself makes collective calls."""
-        assert self.queue is not None
-
-    def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare: the name of the library."""
-        return "by NCCL"
-
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
-        """Return the program that queues the call, on a separate stream if in the background."""
-        queue, timeout = self.queue, self._service.sequencer.timeout
-        program = library_call(lambda: queue.serve(call, timeout))
-        program.queue = lambda check: queue.begin(call, timeout, check)
-        return program
-
-    def close(self) -> None:
-        """Destroy NCCL's communicator, if it was started; collective."""
-        if self._queue is not None:
-            self._queue.close()
 
 
 def _arrays(call: Call) -> list[DeviceArray]:

@@ -4,7 +4,7 @@ NCCL does not buffer messages: a send waits until its receive is in a group in p
 schedule that sends a message in one round and receives it in a later one cannot run, although MPI
 would buffer the message.
 
-Used by ``gpu/service.py`` for schedules that are requested by name.
+Used by :mod:`.executor` for schedules that are requested by name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from ...engine.service import Service
 from ...engine.storage import Piece
 from ...errors import Unsupported
 from ...operations import Op
-from ...schedule.registry import RESERVED, Algorithm, Choice, Groups
+from ...schedule.registry import Algorithm, Choice, Groups
 from ...schedule.rounds import Recv, Reduce, Send, Step
 from ...schedule.unrolled import Strands, Written, materialise
 from ...selection.segmentation import Segmentation
-from ..executor import GpuExecutor
 from .backend import NcclBackend
-from .collectives import NcclCollectives
+from .collectives import NcclQueue
 
 
 def why_stuck(written: Sequence[Written]) -> str | None:
@@ -211,65 +210,37 @@ class WholeBlocks(Segmentation):
         return 1, 1
 
 
-class NcclRounds(GpuExecutor):
-    """Executor of schedules that are requested by name, over NCCL's messages.
+class NcclRounds:
+    """The schedules that calls name, over NCCL's messages.
 
     Parameters
     ----------
     service : Service
         The service of the communicator, whose engine runs the programs.
-    nccl : NcclCollectives
-        The NCCL communicator for the messages.
-    taken : dict
-        The executor of each collective, both by name; see :func:`~mpidist.gpu.executors.taken`.
     device : Device
         Device that combines the data.
     """
 
-    name = "nccl"
-
-    def __init__(
-        self, service: Service, nccl: NcclCollectives, taken: dict[str, str], device: Device
-    ):
-        self._service, self._nccl, self._taken, self._device = service, nccl, taken, device
+    def __init__(self, service: Service, device: Device):
+        self._service, self._device = service, device
         self._binder = CallBinder(service.groups, WholeBlocks())
 
-    def takes(self, call: Call, algorithm: str, background: bool) -> bool:
-        """Return whether it serves a call: blocking, with an algorithm requested by name.
-
-        NCCL must be the executor of its collective.
-        """
-        named = algorithm not in RESERVED
-        return named and self._taken[call.collective] == self.name and not background
-
-    def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the device cannot perform the call's reduction, or None if it can."""
+    def why_not(self, call: Call, background: bool) -> str | None:
+        """Return why no schedule can serve a call, or None if one can."""
+        if background:
+            return "NCCL runs schedules in blocking calls only"
         if call.op is None or (call.op.builtin and self._device.combines(call.dtype)):
             return None
         return f"the device has no {call.op.name!r} of {call.dtype}"
 
-    def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare: the name of the schedule."""
-        assert choice is not None
-        return f"by NCCL's messages, {choice.name}"
-
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
-        """Return the program that queues the rounds.
+    def program(self, call: Call, choice: Choice, queue: NcclQueue) -> Program:
+        """Return the program that queues the rounds of a schedule.
 
         Raises
         ------
         Unsupported
             On every rank, if the schedule would deadlock without buffered messages.
         """
-        assert choice is not None
         arity = choice.arity or self._service.arity
         stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._service.groups)
         if stuck is not None:
@@ -277,7 +248,7 @@ class NcclRounds(GpuExecutor):
                 f"rank {call.rank}: {call.collective} {choice.name!r}: NCCL does not buffer "
                 f"messages: {stuck}; MPIDIST_GPU=staged runs it through the host"
             )
-        queue, timeout = self._nccl.queue, self._service.sequencer.timeout
+        timeout = self._service.sequencer.timeout
 
         def put(call: Call, stream: int) -> list[Any]:
             backend = StreamBackend(queue.backend, stream)
