@@ -41,6 +41,7 @@ _SIZE = 1 << 20  # bytes, by default
     show_default=True,
     help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
+@click.option("--device", type=click.Choice(["cuda"]), help="Arrays on a GPU, not on the host.")
 @click.option("--tuning", type=click.Path(), metavar="FILE", help="Tuning table of `mpidist tune`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
@@ -50,6 +51,7 @@ def explain_command(
     nbytes: int | None,
     op: str,
     memory: str,
+    device: str | None,
     tuning: str | None,
     as_json: bool,
 ) -> None:
@@ -57,8 +59,8 @@ def explain_command(
 
     SIZE is that of the whole buffer in bytes, such as 8, 64K or 64M; by default 1M.
 
-    The table lists every executor, and every algorithm of the executor "messages", with the
-    expected time, or the reason why it cannot serve the call.
+    The table lists every executor, and every algorithm, with the expected time, or the reason why
+    it cannot serve the call.  With --device, these are the executors of arrays on a GPU.
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
     the cost model, whose constants are measured first.  The model has no times for shared memory.
@@ -72,13 +74,14 @@ def explain_command(
         raise click.UsageError("give the size once: as SIZE or as --bytes")
     nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
-    known = calibrate(comm) if comm.size > 1 else None
-    chosen, every = comm.explain(collective, nbytes, op, memory)
+    known = calibrate(comm) if comm.size > 1 and device is None else None
+    chosen, every = comm.explain(collective, nbytes, op, memory, device=device)
     if chosen.name not in [candidate.name for candidate in every]:
         every = [replace(chosen, why="the choice, by its full name"), *every]
     if as_json:
         content = {
             **{"collective": collective, "bytes": nbytes, "op": op, "memory": memory},
+            "device": device,
             **{"ranks": comm.size, "nodes": comm.topology.num_nodes},
             **{"choice": chosen.name, "why": chosen.why},
             "calibration": known and asdict(known),
@@ -96,7 +99,8 @@ def explain_command(
     from ..selection.estimates import MODEL
 
     console = make_console()
-    data = f", {format_size(nbytes)} bytes of float32 in {memory} memory"
+    kind = f"{memory} memory of GPUs" if device else f"{memory} memory"
+    data = f", {format_size(nbytes)} bytes of float32 in {kind}"
     where = f"{counted(comm.size, 'rank')} on {counted(comm.topology.num_nodes, 'node')}"
     console.print(
         f"{collective}{data if collective != 'barrier' else ''}, {where}: "
@@ -111,7 +115,7 @@ def explain_command(
         can = "taken" if taken else "yes" if candidate.can else "no"
         table.add_row(*_served_by(candidate), can, seconds, candidate.why, style=style)
     show(console, table)
-    if comm.size == 1:
+    if comm.size == 1 and device is None:
         console.print(f"expected µs: none for 1 rank; for 4: {_example(collective, nbytes)}")
     for basis in dict.fromkeys(candidate.basis for candidate in every if candidate.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
@@ -122,8 +126,8 @@ def _example(collective: str, nbytes: int) -> str:
 
 
 def _served_by(candidate: Candidate) -> tuple[str, str]:
-    """Return the names of the executor and, over messages, of the algorithm."""
-    return (candidate.name, "") if candidate.choice is None else ("messages", candidate.name)
+    """Return the names of the executor and, if it runs one, of the algorithm."""
+    return candidate.executor, "" if candidate.choice is None else candidate.name
 
 
 def _time(candidate: Candidate) -> str:

@@ -30,10 +30,11 @@ from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
 from ..gpu.assignment import use_gpu as choose_gpu
 from ..gpu.executors import GpuExecutors
+from ..gpu.ipc import NEEDS as DEVICE_NEEDS
 from ..gpu.messages import GpuMessages
 from ..gpu.service import GpuService
 from ..operations import Op, find_op
-from ..schedule.registry import SYMMETRIC
+from ..schedule.registry import IPC, SYMMETRIC, Choice
 from ..selection.choose import Candidate, Candidates, choose
 from ..selection.config import CollectiveConfig, switch
 from ..selection.estimates import Calibration, Estimates
@@ -1276,10 +1277,12 @@ class Communicator:
         op: str = "sum",
         memory: str = PRIVATE,
         without: Sequence[str] = (),
+        device: str | None = None,
     ) -> tuple[Candidate, list[Candidate]]:
         """Return the choice of "auto" for `nbytes` of float32, and the list of candidates.
 
-        It is no collective call: nothing is sent or measured.
+        It is no collective call: nothing is sent or measured.  Only the first use of a GPU, which
+        may be a call with a `device`, is collective.
 
         Parameters
         ----------
@@ -1292,7 +1295,9 @@ class Communicator:
         memory : {"private", "symmetric"}
             Kind of memory of the arrays: "symmetric" for those of :meth:`empty`.
         without : sequence of {"native", "symmetric", "staged", "single_copy"}
-            Executors to leave out.
+            Executors to leave out; with a device also "ipc", "nccl" and "mpi".
+        device : {"cuda"}, optional
+            "cuda" for arrays on a GPU; by default on the host.
 
         Returns
         -------
@@ -1302,42 +1307,54 @@ class Communicator:
         every : list of Candidate
             All candidates, the chosen one too.  Those that cannot serve have the reason, and
             others the expected `seconds` where they are known: measured, from the tuning table if
-            it has such a call, else those of the cost model once it is calibrated.
+            it has such a call, else those of the cost model once it is calibrated; for host arrays.
 
         Raises
         ------
         InvalidArgument
-            If `collective`, `op`, `memory` or a name in `without` is unknown.
+            If `collective`, `op`, `memory`, `device` or a name in `without` is unknown.
         Unsupported
-            If `memory` is "symmetric", which this communicator cannot have.
+            If `memory` is "symmetric", which this communicator cannot have; if there is no GPU; if
+            MPIDIST_GPU requires an executor that cannot serve the call.
         """
         if memory not in MEMORIES:
             raise self._place.wrong(f"memory={memory!r}: expected {' or '.join(MEMORIES)}")
-        call = example_call(self._place, collective, nbytes, find_op(op))
-        service = self._service
-        means = service.chooser.means(call)
+        gpu, symmetric, needs = self._gpu_of("explain", device), SYMMETRIC, NEEDS
+        if gpu is not None:
+            symmetric, needs = IPC, DEVICE_NEEDS
+        there = None if gpu is None else gpu.device
+        call = example_call(self._place, collective, nbytes, find_op(op), there)
+        chooser = self._service.chooser
+        means = chooser.means(call)
         reasons = dict(means.reasons)
-        if memory != PRIVATE and service.no_heap is not None:
-            raise Unsupported(f"rank {self.rank}: {service.no_heap}")
-        if service.apart is not None or collective not in NEEDS:
-            memory = PRIVATE  # of no use to such calls
         if memory != PRIVATE:
-            reasons[SYMMETRIC] = None
+            reason = self._service.no_heap
+            if gpu is not None:
+                reason = self._why_not_on_gpus() or gpu.why_no_symmetric_memory
+            if reason:
+                raise Unsupported(f"rank {self.rank}: {reason}")
+            means = replace(means, cannot_run=partial(_in_symmetric_memory, means.cannot_run))
+            if collective in needs and (gpu is not None or self._service.apart is None):
+                reasons[symmetric] = None
         for name in without:
             if name not in reasons:
                 allowed = ", ".join(reasons)
                 raise self._place.wrong(f"without={without!r}: expected some of {allowed}")
             reasons[name] = "excluded by without="
-        estimates = service.chooser.estimates
+        estimates = chooser.estimates
         candidates = Candidates(call, replace(means, reasons=reasons))
         chosen = choose(candidates, "auto", self.config, estimates)
         if chosen.missing:
             why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
             chosen = replace(chosen, why=why)
-        every = candidates.every()
-        if estimates is not None:
-            every = [estimates.predicted(call, candidate, memory) for candidate in every]
-            chosen = estimates.predicted(call, chosen, memory)
+        chosen, *every = (
+            replace(candidate, executor=chooser.executor(candidate, call).name)
+            for candidate in (chosen, *candidates.every())
+        )
+        if estimates is not None and not call.on_device:
+            where = PRIVATE if collective not in NEEDS else memory
+            every = [estimates.predicted(call, candidate, where) for candidate in every]
+            chosen = estimates.predicted(call, chosen, where)
         return chosen, every
 
     def trace(self, path: str | os.PathLike) -> Tracing:
@@ -1373,6 +1390,15 @@ class Communicator:
                 f"trace({str(path)!r}): a trace is running, into {running!r}: stop() it first"
             )
         return Tracing(self, path)
+
+    def _gpu_of(self, method: str, device: Any) -> GpuService | None:
+        """Return the service of a method's `device`, None for the host; the first is collective."""
+        if device not in (None, "cuda"):
+            raise self._place.wrong(f"{method}: device={device!r}: expected None or 'cuda'")
+        if device is None:
+            return None
+        with self._door:
+            return self._gpu_for(f"{method} on {device}")
 
     def _gpu_for(self, what: str) -> GpuService:
         """Return the service of GPU arrays, which all ranks create together at its first use.
@@ -1578,6 +1604,12 @@ class Communicator:
         if self._backend.native is None:
             return f"the {self._backend.name} backend has no shared memory"
         return None
+
+
+def _in_symmetric_memory(cannot_run: Callable[[Choice], str | None], choice: Choice) -> str | None:
+    """Return why no executor could run a schedule on symmetric arrays, or None if one could."""
+    memory = choice.algorithm.memory
+    return None if memory is not None and memory.name == "mapped" else cannot_run(choice)
 
 
 def check_communicator(comm: Any) -> None:

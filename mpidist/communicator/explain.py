@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..calls.call import Call
 from ..calls.prepare import Caller, check_no_mean, prepare
+from ..device.array import DeviceArray
+from ..device.base import Device
 from ..errors import UnknownName
 from ..operations import Op
 from ..schedule.contract import COLLECTIVES
 
 
-def example_call(place: Caller, collective: str, nbytes: int, op: Op) -> Call:
-    """Return a call of about `nbytes` of float32 with arrays that take no memory."""
+def example_call(
+    place: Caller, collective: str, nbytes: int, op: Op, device: Device | None = None
+) -> Call:
+    """Return a call of about `nbytes` of float32, on a device if given; its arrays have no memory.
+
+    The barrier has no arrays: its call is the same with and without a device.
+    """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     if collective == "barrier":
@@ -20,7 +29,10 @@ def example_call(place: Caller, collective: str, nbytes: int, op: Op) -> Call:
     contract = COLLECTIVES[collective]
     parts = place.size if contract.per_rank else 1
     each = nbytes // 4 // parts
-    data = np.broadcast_to(np.float32(0), (each * parts,))
+    shape, dtype = (each * parts,), np.dtype(np.float32)
+    data: Any = np.broadcast_to(dtype.type(0), shape)
+    if device is not None:
+        data = DeviceArray(0, shape, dtype, 0, device, None, device.empty)
     counts = (each,) * parts if contract.per_rank else ()
     if not contract.averages and contract.reduces:
         check_no_mean(collective, op, place)

@@ -41,6 +41,8 @@ class GpuService:
     ----------
     candidates : list of GpuCandidate
         All executors, and whether they are taken.
+    why_no_symmetric_memory : str or None
+        Why the GPUs have no symmetric memory; None if they can.
     """
 
     def __init__(self, service: Service, everyone: Callable[[Any], list[Any]]):
@@ -55,15 +57,16 @@ class GpuService:
         forced, self.chunk_bytes = ranks[0].forced, ranks[0].chunk_bytes
         rank, size = service.backend.rank, service.backend.size
         self._heap = DeviceHeap(self.device, rank, size, everyone)
-        self._no_ipc = reasons[IPC]
+        self.why_no_symmetric_memory = reasons[IPC]
         self._nccl = Nccl(reasons[NCCL], service, everyone, self._heap)
         staged = HostStaged(service, self.device, self.chunk_bytes)
+        libraries = self._nccl, CudaAwareMpi(reasons[MPI], self.device, service)
+        through = [e for e in service.executors if e.name not in _NOT_THROUGH]
         executors = [
             IpcKernels(reasons[IPC], self._heap),
-            self._nccl,
-            CudaAwareMpi(reasons[MPI], self.device, service),
+            *libraries,
             Staged(staged),
-            *(Through(staged, host) for host in service.executors if host.name not in _NOT_THROUGH),
+            *(Through(staged, e, libraries if e.name == NATIVE else ()) for e in through),
         ]
         required = {("auto", False): IPC} if forced == IPC else {}
         if self.uses_nccl:
@@ -98,7 +101,8 @@ class GpuService:
 
         True if NCCL is not in use, "ipc" is possible, and its kernels can add `dtype`.
         """
-        return not self.uses_nccl and self._no_ipc is None and self.device.combines(dtype)
+        possible = not self.uses_nccl and self.why_no_symmetric_memory is None
+        return possible and self.device.combines(dtype)
 
     def serves_alone(self, x: Any, collective: str) -> bool:
         """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory.
@@ -108,7 +112,7 @@ class GpuService:
         data = describe(x, self._service.backend.rank)
         if self.uses_nccl and has_sum(data.dtype):
             return True
-        if self._no_ipc is not None or collective not in NEEDS:
+        if self.why_no_symmetric_memory is not None or collective not in NEEDS:
             return False
         return self._heap.find(data) is not None and self.device.combines(data.dtype)
 
@@ -119,9 +123,9 @@ class GpuService:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Allocate a symmetric array on the GPUs; collective, with equal arguments on all ranks."""
-        if self._no_ipc is not None:
+        if self.why_no_symmetric_memory is not None:
             rank = self._service.backend.rank
-            raise Unsupported(f"rank {rank}: empty(device=...): {self._no_ipc}")
+            raise Unsupported(f"rank {rank}: empty(device=...): {self.why_no_symmetric_memory}")
         return self._heap.empty(shape, dtype)
 
     def key(self, x: Any) -> str:

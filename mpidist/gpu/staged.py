@@ -289,17 +289,23 @@ class Staged(GpuExecutor):
 
 
 class Through(Staged):
-    """An executor of host arrays, which gets the chunks of GPU arrays in pinned host memory."""
+    """An executor of host arrays, which gets the chunks of GPU arrays in pinned host memory.
+
+    For calls that one of `others` can serve, the name of `host` stands for that one.
+    """
 
     memory = None
 
-    def __init__(self, staged: HostStaged, host: Executor):
+    def __init__(self, staged: HostStaged, host: Executor, others: Sequence[Executor] = ()):
         super().__init__(staged)
-        self._host, self.name, self.algorithm = host, host.name, host.name
+        self._host, self._others, self.name, self.algorithm = host, others, host.name, host.name
         self.summary = f"through pinned host memory, in chunks: {host.summary}"
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the executor cannot be given chunks; it may still refuse each of them."""
         if self._host.memory is not None:
             return "its arrays are on a GPU"
+        for other in self._others:
+            if other.why_not(call, algorithm, background) is None:
+                return f"for arrays on a GPU {self.name} is {other.name}"
         return None

@@ -151,6 +151,8 @@ class Candidate:
     missing : tuple of str
         Names of the calibration's constants that are still to be measured and could change this
         choice; empty if none could.
+    executor : str
+        Name of the executor; only in the answer of ``explain``.
     """
 
     name: str
@@ -160,6 +162,7 @@ class Candidate:
     seconds: float | None = None
     basis: str = ""
     missing: tuple[str, ...] = ()
+    executor: str = ""
 
 
 _ASKED = "the call asks for it"

@@ -147,6 +147,16 @@ def test_bench_without_a_gpu():
     assert find.why_no_device().partition("(")[0] in " ".join(done.stderr.split())
 
 
+def test_explain_without_a_gpu():
+    """It says what is missing, in a line."""
+    if find.why_no_device() is None:
+        pytest.skip("needs a machine without a GPU")
+    command = [sys.executable, "-m", "mpidist", "explain", "allreduce", "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and not done.stdout
+    assert find.why_no_device() in " ".join(done.stderr.split())
+
+
 def test_cupy_is_not_needed(tmp_path):
     """A cupy that cannot be imported harms nobody who has no array on a GPU."""
     (tmp_path / "cupy.py").write_text("raise ImportError('poisoned')")

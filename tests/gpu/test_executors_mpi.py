@@ -191,6 +191,56 @@ def test_what_cannot_be(make, comm):
     assert (sub.allreduce(x).get() == comm.size).all()
 
 
+@pytest.mark.one_node
+def test_explain(make):
+    """The executors of GPU arrays, why each cannot serve a call, and what runs an algorithm."""
+    sub = make("mpi")
+    chosen, every = sub.explain("broadcast", 1 << 16, device="cuda")
+    assert chosen.name == chosen.executor == "mpi"
+    found = {candidate.name: candidate for candidate in every}
+    executors = [name for name, candidate in found.items() if candidate.choice is None]
+    assert executors == ["ipc", "nccl", "mpi", "staged", "native", "symmetric", "single_copy"]
+    assert found["staged"].can and found["binomial"].can
+    for name, words in (
+        ("ipc", "MPIDIST_GPU=mpi forces another executor"),
+        ("nccl", "emulated device"),
+        ("native", "native is mpi"),
+        ("symmetric", "its arrays are on a GPU"),
+    ):
+        assert not found[name].can and words in found[name].why, name
+    algorithm = found["binomial"]
+    assert algorithm.choice is not None and algorithm.executor == "staged"
+    assert algorithm.seconds is None  # the table and the model are about host memory
+    assert sub.explain("allreduce", 8, device="cuda")[0].name == "staged"
+    without = sub.explain("broadcast", 8, without=("mpi",), device="cuda")
+    assert without[0].name == "staged" and without[1][2].why == "excluded by without="
+    with pytest.raises(InvalidArgument, match="explain: device='tpu': expected None or 'cuda'"):
+        sub.explain("broadcast", 8, device="tpu")
+    with pytest.raises(Unsupported, match="MPIDIST_GPU=mpi forces another executor"):
+        sub.explain("broadcast", 8, memory="symmetric", device="cuda")
+    assert "ipc" not in {candidate.name for candidate in sub.explain("broadcast", 8)[1]}
+    sub = make("ipc")
+    assert sub.explain("allreduce", 8, memory="symmetric", device="cuda")[0].name == "ipc"
+    assert sub.explain("gather", 8, memory="symmetric", device="cuda")[0].name == "mpi"
+    with pytest.raises(Unsupported, match="MPIDIST_GPU=ipc: allreduce: out was not allocated"):
+        sub.explain("allreduce", 8, device="cuda")
+
+
+def test_explained_is_served(make):
+    """What explain names is what serves such a call, as its trace has it."""
+    for executor in ("staged", "mpi", ""):
+        sub, device = make(executor), find_device()
+        x = device.array(np.ones(sub.size, "f4"))
+        for collective, call in (("allreduce", sub.allreduce), ("allgather", sub.allgather)):
+            nbytes = x.nbytes if collective == "allreduce" else x.nbytes * sub.size
+            chosen, _ = sub.explain(collective, nbytes, device="cuda")
+            served = []
+            sub._service.note = served.append
+            call(x)
+            sub._service.note = None
+            assert served[0].executor == chosen.executor == chosen.name
+
+
 def test_a_wrong_environment_on_one_rank(make, comm, monkeypatch):
     """Every rank is told whose it is, and when it is mended all goes on."""
     last = comm.size - 1

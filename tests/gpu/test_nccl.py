@@ -421,6 +421,20 @@ def test_executors_by_name(by_nccl):
     by_nccl(2, check, "nccl")
 
 
+def test_explain(by_nccl):
+    def check(comm, library):
+        chosen, every = comm.explain("allreduce", 64, device="cuda")
+        found = {candidate.name: candidate for candidate in every}
+        assert chosen.name == "nccl" and not library.made
+        assert found["ring"].executor == "nccl" and found["ring"].can
+        assert not found["native"].can and found["native"].why.endswith("native is nccl")
+        assert comm.explain("scan", 64, device="cuda")[0].name == "staged"
+        with pytest.raises(Unsupported, match="threads|no shared memory"):
+            comm.explain("allreduce", 64, memory="symmetric", device="cuda")
+
+    by_nccl(2, check)
+
+
 def test_native_is_that_of_nccl_in_the_background_too(by_nccl):
     def check(comm, library):
         x = find_device().array(np.ones(4, "i2"))
