@@ -1319,9 +1319,8 @@ class Communicator:
         """
         if memory not in MEMORIES:
             raise self._place.wrong(f"memory={memory!r}: expected {' or '.join(MEMORIES)}")
-        gpu, symmetric, needs = self._gpu_of("explain", device), SYMMETRIC, NEEDS
-        if gpu is not None:
-            symmetric, needs = IPC, DEVICE_NEEDS
+        gpu = self._gpu_of("explain", device)
+        symmetric, needs = (SYMMETRIC, NEEDS) if gpu is None else (IPC, DEVICE_NEEDS)
         there = None if gpu is None else gpu.device
         call = example_call(self._place, collective, nbytes, find_op(op), there)
         chooser = self._service.chooser

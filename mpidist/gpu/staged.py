@@ -302,10 +302,8 @@ class Through(Staged):
         self.summary = f"through pinned host memory, in chunks: {host.summary}"
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the executor cannot be given chunks; it may still refuse each of them."""
-        if self._host.memory is not None:
-            return "its arrays are on a GPU"
+        """Return why the executor cannot serve the call's chunks, or None if it can."""
         for other in self._others:
             if other.why_not(call, algorithm, background) is None:
                 return f"for arrays on a GPU {self.name} is {other.name}"
-        return None
+        return self._host.why_not(call, algorithm, background)

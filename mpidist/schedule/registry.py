@@ -64,7 +64,7 @@ RESERVED = ("auto", NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
 
 They stand here because an algorithm can be registered before the executors are imported.
 """
-ON_DEVICE = (IPC, NCCL, MPI)
+DEVICE_ONLY = (IPC, NCCL, MPI)
 """Further executors, of arrays on a GPU only; no algorithm can have their names either."""
 
 
@@ -257,7 +257,7 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    check_name(name, "an algorithm", (*RESERVED, *ON_DEVICE))
+    check_name(name, "an algorithm", (*RESERVED, *DEVICE_ONLY))
     reached = None if memory is None else find_memory(memory)
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:

@@ -490,7 +490,7 @@ def choose(
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
-    by another one.
+    by another one.  For arrays on a GPU: the call's ``algorithm=``, MPIDIST_GPU, shipped rules.
 
     Parameters
     ----------

@@ -279,8 +279,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 """The rules by collective: shared memory first, then several nodes, the MPI library, messages."""
 
-# Arrays on a GPU.  Symmetric ones first, whose copies a GPU's kernel makes in one pass.  The MPI
-# library gets GPU addresses only where it moves data: Open MPI's allreduce combines on the host.
+# Arrays on a GPU: in symmetric memory if they are there, else without the host if that is possible.
+# The MPI library gets GPU addresses only of calls that move data: Open MPI combines on the host.
 _REDUCTIONS = (Rule(NCCL), Rule(STAGED))
 _MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(STAGED))
 
