@@ -15,9 +15,10 @@ MESSAGES = "messages"
 class Executor:
     """Interface of an executor, which serves calls: it binds each call to memory as a Program.
 
-    A call is served by the first executor of the communicator's list whose :meth:`why_not` returns
-    None.  Subclasses define :meth:`why_not` and :meth:`bind`; the other members have defaults.
-    All ranks must choose the same executor for a call, so :meth:`why_not` must agree on them.
+    A call is served by the executor that it names, or by that of the first rule of "auto" whose
+    :meth:`why_not` returns None.  Subclasses define :meth:`why_not` and :meth:`bind`; the other
+    members have defaults.  All ranks must choose the same executor for a call, so :meth:`why_not`
+    must agree on them.
 
     Attributes
     ----------

@@ -71,9 +71,9 @@ class Service:
         self.background = Background(sequencer, self.programs, self.choose, self.describe)
 
     def add(self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]) -> None:
-        """Add the executors of arrays on a GPU; `required` as for :meth:`Chooser.add`."""
+        """Add executors of arrays on a GPU; for `required` see :meth:`Chooser.relist`."""
         self.executors += executors
-        self.chooser.add(executors, required)
+        self.chooser.relist(self.executors, required)
 
     def _why_no_heap(self) -> str | None:
         backend, hosts = self.backend, self.topology.groups

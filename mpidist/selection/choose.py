@@ -249,8 +249,7 @@ class Chooser:
     Parameters
     ----------
     executors : sequence of Executor
-        The executors of host arrays in the order of ``explain``; "messages" runs the registered
-        algorithms.
+        The executors in the order of ``explain``; "messages" runs the registered algorithms.
     config : CollectiveConfig
         The user's settings.
     groups : tuple of tuple of int
@@ -274,8 +273,7 @@ class Chooser:
     ):
         self.config, self.groups = config, groups
         self._facts = vendor, crowded
-        self._on_host, self._on_device = _Listed(executors), _Listed(())
-        self._required: Mapping[tuple[str, bool], str] = {}
+        self.relist(executors, {})
         self.estimates: Estimates | None = None
         self._chosen: dict[Hashable, Candidate] = {}
 
@@ -283,13 +281,17 @@ class Chooser:
         """Drop all cached choices, after a change of the executors, algorithms or constants."""
         self._chosen.clear()
 
-    def add(self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]) -> None:
-        """Add the executors of arrays on a GPU, in the order of ``explain``.
+    def relist(
+        self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]
+    ) -> None:
+        """Replace the executors, once there are some of arrays on a GPU.
 
-        ``required[algorithm, background]`` is the executor that such calls require, if there is
-        one; see :class:`Means`.
+        ``required[algorithm, background]`` is the executor that such calls require on a GPU, if
+        there is one; see :class:`Means`.
         """
-        self._on_device, self._required = _Listed(executors), required
+        self._on_host = _Listed([e for e in executors if not e.on_device])
+        self._on_device = _Listed([e for e in executors if e.on_device])
+        self._required = required
 
     def executor(self, candidate: Candidate, call: Call, background: bool = False) -> Executor:
         """Return the executor of a candidate; of those that run its schedule the first that can."""
