@@ -9,7 +9,18 @@ from collections.abc import Iterator
 
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
-from .levels import kept, lane_of, lanes, member, node_of, owned, play, slices
+from .levels import (
+    behind_fold,
+    in_memory,
+    kept,
+    lane_of,
+    lanes,
+    member,
+    node_of,
+    owned,
+    play,
+    slices,
+)
 from .relabel import sparing
 
 
@@ -30,7 +41,8 @@ def allreduce_hierarchical(
     """Reduce-scatter in the node, allreduce each slice along its lane, allgather in the node.
 
     Rounds: 2 + 2(m-1) on m nodes.  Bytes per rank: 2(g-1)/g n inside a node of g ranks, and
-    2(m-1)/m n/g between nodes.
+    2(m-1)/m n/g between nodes.  In shared memory the two parts in the node are those of its
+    allreduce, and the lanes take each slice on once it is combined.
     Source: Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication",
     CLUSTER 2020.
 
@@ -40,9 +52,12 @@ def allreduce_hierarchical(
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
     shares = slices(blocks, node)
-    mine = shares[node.index(rank)]
+    between = play("allreduce", across, lane, rank, [shares[node.index(rank)]])
+    if in_memory("allreduce", local):
+        yield from behind_fold(play("allreduce", local, node, rank, [range(blocks)]), between)
+        return
     yield from play("reduce_scatter", local, node, rank, shares)
-    yield from play("allreduce", across, lane, rank, [mine])
+    yield from between
     yield from play("allgather", local, node, rank, shares, later=True)
 
 

@@ -1,13 +1,13 @@
 """Hierarchical algorithms composed of other algorithms, inside the nodes and between them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import lcm
 from typing import Any
 
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Groups, find
-from ..schedule.rounds import Copy, Meet, Round, on
+from ..schedule.rounds import Copy, Fold, Meet, Parallel, Round, on, steps_of
 
 Share = Sequence[int]  # the blocks of one rank's part
 Names = tuple[str, ...]
@@ -59,13 +59,31 @@ def play(
     return chain(first, on(ranks, part, blocks, {"in": "out"}))
 
 
+def in_memory(collective: str, name: str) -> bool:
+    """Return whether an algorithm reaches the memory of other ranks."""
+    return find(collective, name).algorithm.memory is not None
+
+
+def behind_fold(schedule: Iterable[Round], between: Iterable[Round]) -> Iterator[Round]:
+    """Yield a schedule of a node, and once it has combined a block that of the other nodes.
+
+    No meeting is needed in between: of the slices only this rank's own is touched::
+
+        rank 2 of 3   meet  fold slice 2   lane of slice 2   put slice 2  meet
+    """
+    for item in schedule:
+        yield item
+        if not isinstance(item, Parallel) and any(isinstance(s, Fold) for s in steps_of(item)):
+            yield from between
+
+
 def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:
     """Yield a copy of input blocks to "out", if other ranks then read them there.
 
     `local` is the name of the algorithm of `collective` with which they do: by messages they get
     what is in "out" in any case.
     """
-    if find(collective, local).algorithm.memory is not None and blocks:
+    if in_memory(collective, local) and blocks:
         yield Copy(tuple(blocks), tuple(blocks))
 
 
@@ -153,7 +171,7 @@ def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
             if reason is not None:
                 return f"{part.label} on {ranks} ranks: {reason}"
         for name in between:
-            if find(name, across).algorithm.memory is not None:
+            if in_memory(name, across):
                 return f"{across} between nodes: expected an algorithm of messages"
         return None
 
