@@ -3,6 +3,14 @@
 A message of n bytes takes ``alpha + n * beta``, combining n bytes takes ``n * gamma``.  Every rank
 has one full-duplex port: it sends one message and receives one message at a time.  It combines one
 message at a time, once all messages of the round have arrived.  Copies cost nothing.
+
+Ranks that share memory (see :class:`Sharing`) pay for their meetings, and for the bytes that they
+read and store in each other's memory::
+
+    Meet    meeting for each rank awaited, once the last of them has come
+    Get     access + n * read                 Put    access + n * store
+    Fold    access + n * read for each other rank, n * gamma for each combination
+    Copy    n * store into a buffer such as a slot, where others read; else nothing
 """
 
 from __future__ import annotations
@@ -11,16 +19,28 @@ import heapq
 import itertools
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument
 from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups
-from .rounds import Reduce, Schedule, blocks
+from .rounds import (
+    BUFFERS,
+    Blocks,
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Put,
+    Reduce,
+    Schedule,
+    block_tuple,
+    blocks,
+)
 from .strand import Strand
 
 _SAME = 1 + 1e-9  # times that differ by rounding are equal; else the order would be arbitrary
@@ -43,6 +63,39 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """The memory of a node, which its ranks share: all of them reach it at the same time.
+
+    Attributes
+    ----------
+    meeting : float
+        Seconds of a meeting, for each rank awaited.
+    read, store : float
+        Seconds per byte read in the memory of a rank that has just written it, and per byte stored
+        there, while the data stay in the caches.
+    beyond : float
+        Seconds per byte of either, if the data exceed the caches.
+    cache : int
+        Bytes of the data of a collective up to which they stay in the caches.
+    access : float
+        Seconds of each access: of a system call where memory is not mapped.
+    """
+
+    meeting: float
+    read: float
+    store: float
+    beyond: float
+    cache: int
+    access: float = 0.0
+
+    def rates(self, nbytes: int) -> Sharing:
+        """Return the rates for data of `nbytes`: `beyond` is in `read` and `store` if it counts."""
+        if nbytes <= self.cache:
+            return self
+        return replace(self, read=self.beyond, store=self.beyond)
+
+
+@dataclass(frozen=True)
 class Cost:
     """The time and the bytes of a schedule.
 
@@ -56,6 +109,8 @@ class Cost:
         Bytes that each rank sends, by rank.
     between : tuple of int
         Bytes that each group of ranks (a node) sends to other groups, by group.
+    read, stored : tuple of int
+        Bytes that each rank reads and stores in the memory of other ranks, by rank.
     proof : Proof
         Proof of the schedule, from the same run.
     """
@@ -64,11 +119,16 @@ class Cost:
     nbytes: int
     sent: tuple[int, ...]
     between: tuple[int, ...]
+    read: tuple[int, ...]
+    stored: tuple[int, ...]
     proof: Proof
 
 
 class TimedMachine(Machine):
-    """The prover's machine with times: a message takes the seconds of the model to arrive."""
+    """The prover's machine with times: a message takes the seconds of the model to arrive.
+
+    So does a meeting to end, and a rank to combine, and to read and store in others' memory.
+    """
 
     def cost(
         self,
@@ -76,6 +136,7 @@ class TimedMachine(Machine):
         rates: tuple[float, float, float],
         groups: Groups,
         link: Link | None,
+        sharing: Sharing,
     ) -> Cost:
         """Run all ranks and return the cost.
 
@@ -83,6 +144,7 @@ class TimedMachine(Machine):
         and gamma.  Messages between `groups` take alpha and beta of `link`, if it is not None.
         """
         self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
+        self.sharing = sharing
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
         self.now = 0.0
         self.free: dict[tuple[str, int], float] = {}  # the time from which a port is free
@@ -91,9 +153,11 @@ class TimedMachine(Machine):
         self.queue: list[tuple[Any, ...]] = []  # messages that wait for free ports
         self.bytes_sent = [0] * self.size
         self.bytes_between = [0] * len(groups)
+        self.bytes_read, self.bytes_stored = [0] * self.size, [0] * self.size
         proof = self.run()
-        sent = tuple(self.bytes_sent)
-        return Cost(self.now, sum(sent), sent, tuple(self.bytes_between), proof)
+        sent, between = tuple(self.bytes_sent), tuple(self.bytes_between)
+        read, stored = tuple(self.bytes_read), tuple(self.bytes_stored)
+        return Cost(self.now, sum(sent), sent, between, read, stored, proof)
 
     def _drain(self) -> None:
         super()._drain()
@@ -144,18 +208,56 @@ class TimedMachine(Machine):
         return ports, (self.link.alpha, self.link.beta)
 
     def _wake(self, strand: Strand) -> None:
-        combined = sum(
-            self._length(strand.received[index][1])
-            for index, step in enumerate(strand.steps)
-            if isinstance(step, Reduce)
-        )
-        if not combined or not self.gamma:
+        if not self._delays(strand):
             super()._wake(strand)
-            return
-        processor = ("combines", strand.rank)
-        end = max(self.free.get(processor, 0.0), self.now) + combined * self.gamma
+
+    def _delays(self, strand: Strand) -> bool:
+        seconds = self._work(strand)
+        if not seconds:
+            return False
+        processor = ("works", strand.rank)
+        end = max(self.free.get(processor, 0.0), self.now) + seconds
         self.free[processor] = end
         self._at(end, partial(super()._wake, strand))
+        return True
+
+    def _work(self, strand: Strand) -> float:
+        """Return the seconds in which a rank combines, reads and stores in its present round."""
+        sharing, rank, seconds = self.sharing, strand.rank, 0.0
+        for index, step in enumerate(strand.steps):
+            if isinstance(step, Reduce):
+                seconds += self.gamma * self._length(strand.received[index][1])
+            elif isinstance(step, Fold):
+                assert self.shared is not None
+                peers = self.shared.ranks(strand, step, step.peers)
+                others = [peer for peer in peers if peer != rank]
+                nbytes = self._held(others[0], step.source, step.blocks) if others else 0
+                self.bytes_read[rank] += len(others) * nbytes
+                seconds += len(others) * (sharing.access + nbytes * sharing.read)
+                seconds += (len(peers) - 1) * nbytes * self.gamma
+            elif isinstance(step, Get):
+                nbytes = self._held(step.peer, step.source, step.blocks)
+                self.bytes_read[rank] += nbytes
+                seconds += sharing.access + nbytes * sharing.read
+            elif isinstance(step, Put):
+                nbytes = self._held(rank, step.source, step.blocks)
+                self.bytes_stored[rank] += nbytes
+                seconds += sharing.access + nbytes * sharing.store
+            elif isinstance(step, Copy) and step.target not in BUFFERS:
+                seconds += self._held(rank, step.source, step.source_blocks) * sharing.store
+        return seconds
+
+    def _held(self, rank: int, buffer: str, spec: Blocks) -> int:
+        """Return the bytes in these blocks of a buffer; what the prover will refuse has none."""
+        held = self.memory.values[rank].get(buffer, {}) if rank in range(self.size) else {}
+        return self._length([held[block] for block in block_tuple(spec) if block in held])
+
+    def _depart(self, strand: Strand) -> None:
+        meet = strand.steps[0]
+        assert isinstance(meet, Meet)
+        awaited = set(meet.group if meet.awaits is None else meet.awaits) - {strand.rank}
+        end = self.now + len(awaited) * self.sharing.meeting
+        self._at(end, partial(super()._depart, strand))
 
     def _at(self, time: float, action: Callable[[], Any]) -> None:
         heapq.heappush(self.events, (time, next(self.counter), action))
@@ -164,7 +266,7 @@ class TimedMachine(Machine):
         return sum(self.pieces[self.memory.terms.datum(value)[1]] for value in values)
 
 
-__all__ = ["Cost", "Link", "cost"]
+__all__ = ["Cost", "Link", "Sharing", "cost"]
 
 
 def cost(
@@ -182,6 +284,7 @@ def cost(
     segments: int = 1,
     window: int | None = None,
     link: Link | None = None,
+    sharing: Sharing | None = None,
 ) -> Cost:
     """Return the cost of a schedule: its time and its bytes.
 
@@ -198,6 +301,9 @@ def cost(
     link : Link, optional
         Alpha and beta of messages between `groups`; a group sends and receives one of these at a
         time.  By default they are like all other messages.
+    sharing : Sharing, optional
+        The memory that the ranks of a group share.  By default it is like messages: to await a rank
+        takes alpha, to read or store a byte beta.
 
     Returns
     -------
@@ -208,8 +314,6 @@ def cost(
     ------
     ScheduleError
         If the schedule is wrong.
-    Unsupported
-        If it needs shared memory: the model has no times of meetings and of others' memory.
 
     Examples
     --------
@@ -221,7 +325,7 @@ def cost(
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
             raise InvalidArgument(f"{name}={value}: expected a number >= 0")
-    known, machine = prepare(
+    _, machine = prepare(
         collective,
         choice,
         size,
@@ -232,15 +336,17 @@ def cost(
         window=window,
         machine=TimedMachine,
     )
-    if known.memory is not None:
-        raise Unsupported(
-            f"{known.label} needs {known.memory.name} memory, which the cost model cannot price: "
-            "it has the times of messages, not of meetings and of other ranks' memory"
-        )
     assert isinstance(machine, TimedMachine)
     pieces = [
         piece.stop - piece.start
         for block in blocks(nbytes, max(machine.count // segments, 1))
         for piece in blocks(block.stop - block.start, segments)
     ]
-    return machine.cost(pieces, (alpha, beta, gamma), groups or (tuple(range(size)),), link)
+    shared = sharing or Sharing(alpha, beta, beta, beta, nbytes)
+    return machine.cost(
+        pieces,
+        (alpha, beta, gamma),
+        groups or (tuple(range(size)),),
+        link,
+        shared.rates(nbytes),
+    )

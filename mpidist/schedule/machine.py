@@ -209,7 +209,7 @@ class Machine:
             strand.pending = 1  # so that the strand is not woken before all messages are posted
             self.exchange.post(strand)
             strand.pending -= 1
-            if strand.pending:
+            if strand.pending or self._delays(strand):
                 return
             self._finish_round(strand)
         self._end(strand)
@@ -225,7 +225,7 @@ class Machine:
         return True
 
     def _delays(self, strand: Strand) -> bool:
-        """Return whether a round in other ranks' memory takes time, after which it is woken."""
+        """Return whether a round without messages takes time, after which its strand is woken."""
         return False
 
     def _depart(self, strand: Strand) -> None:

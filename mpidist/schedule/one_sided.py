@@ -163,7 +163,7 @@ class OneSided:
         reads: dict[Place, int] | None,
         writes: list[tuple[int, Place, int, bool]],
     ) -> None:
-        peers, rank, memory = self._ranks(strand, step, step.peers), strand.rank, self.symbolic
+        peers, rank, memory = self.ranks(strand, step, step.peers), strand.rank, self.symbolic
         if not peers or len(set(peers)) < len(peers):
             raise strand.error(f"folds the ranks {peers}: expected each once, and at least one")
         others = tuple([peer for peer in peers if peer != rank])
@@ -202,7 +202,8 @@ class OneSided:
         if len(here) != len(there):
             raise strand.error(f"copies {len(here)} blocks to {len(there)}: expected equally many")
 
-    def _ranks(self, strand: Strand, step: Step, ranks: Any) -> tuple[int, ...]:
+    def ranks(self, strand: Strand, step: Step, ranks: Any) -> tuple[int, ...]:
+        """Return the ranks that a step names as a tuple; raise ScheduleError if they are none."""
         try:
             return tuple(ranks)
         except TypeError:
@@ -262,8 +263,8 @@ class OneSided:
 
     def meet(self, strand: Strand, step: Meet) -> None:
         """Let a strand arrive at a meeting; it departs when those that it awaits have arrived."""
-        group, rank = self._ranks(strand, step, step.group), strand.rank
-        awaits = None if step.awaits is None else self._ranks(strand, step, step.awaits)
+        group, rank = self.ranks(strand, step, step.group), strand.rank
+        awaits = None if step.awaits is None else self.ranks(strand, step, step.awaits)
         key = (strand.path, group)
         counts = self._counts.get(key)
         if counts is None:

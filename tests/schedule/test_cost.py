@@ -5,9 +5,10 @@ import math
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError, Unsupported
-from mpidist.schedule import Recv, Send, algorithms
-from mpidist.schedule.cost import Link, cost
+from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError
+from mpidist.schedule import Algorithm, Fold, Get, Meet, Recv, Send, algorithms, prove
+from mpidist.schedule.cost import Link, Sharing, cost
+from mpidist.schedule.memories import MEMORIES
 
 A, B, C = 3e-6, 2e-10, 5e-11  # alpha, beta, gamma
 RATES = {"alpha": A, "beta": B, "gamma": C}
@@ -160,8 +161,113 @@ def test_bad_input(wrong):
         cost("broadcast", "tree", 2, 8, alpha=A, beta=B, root=2)
 
 
-@pytest.mark.parametrize("name", ["in_place", "hierarchical/published/ring"])
-def test_shared_memory_has_no_price(name):
-    """A wrong figure would be worse: there are no times of meetings."""
-    with pytest.raises(Unsupported, match="memory, which the cost model cannot price"):
-        cost("allreduce", name, 4, 1000, alpha=1.0, beta=1.0)
+# -- shared memory ---------------------------------------------------------------------------------
+
+M, R, S, X = 4e-7, 2e-11, 1e-11, 3e-6  # meeting, read, store, access
+NEAR = Sharing(meeting=M, read=R, store=S, beyond=6e-11, cache=N, access=X)
+
+
+def others(p, n):
+    return (p - 1) / p * n
+
+
+SHARED = [
+    (
+        ("allreduce", "in_place"),
+        lambda p, n: 2 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (R + C + S),
+    ),
+    (
+        ("allreduce", "published"),
+        lambda p, n: 3 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (2 * R + C),
+    ),
+    (
+        ("allreduce", "slots"),
+        lambda p, n: 2 * (p - 1) * (M + X) + others(p, n) * (2 * R + C + S) + n / p * S,
+    ),
+    (("reduce_scatter", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * (R + C)),
+    (("allgather", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * S),
+    (("allgather", "slots"), lambda p, n: (p - 1) * (M + X) + n / p * S + others(p, n) * R),
+    (("broadcast", "published"), lambda p, n: 2 * (p - 1) * M + (p > 1) * (X + n * R)),
+    # The root stores a block in the memory of each of the others, which read all but this one.
+    (
+        ("broadcast", "in_place"),
+        lambda p, n: 2 * (p - 1) * M + max((p - 1) * X + others(p, n) * S, X + others(p, n) * R),
+    ),
+    # The last to store is awaited by the root alone; nobody awaits the root.
+    (("gather", "in_place"), lambda p, n: 2 * (p - 1) * M + (p > 1) * (X + n / p * S)),
+    (("gather", "published"), lambda p, n: (p - 1) * (M + X) + others(p, n) * R + (p > 1) * M),
+    (("barrier", "in_place"), lambda p, n: (p - 1) * M),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "form"), SHARED, ids=[f"{what[0]}-{what[1]}" for what, _ in SHARED]
+)
+def test_closed_form_in_shared_memory(what, form):
+    for size in (2, 3, 5, 8):
+        if N % size == 0:
+            found = seconds(*what, size, 0 if what[0] == "barrier" else N, sharing=NEAR)
+            assert found == pytest.approx(form(size, N), rel=1e-9), size
+
+
+def test_one_rank_meets_nobody():
+    for name in ("in_place", "published"):
+        assert seconds("allreduce", name, 1, sharing=NEAR) == 0
+
+
+def test_bytes_in_the_memory_of_others():
+    found = cost("allreduce", "in_place", 4, 1000, **RATES, sharing=NEAR)
+    assert found.read == found.stored == (750,) * 4 and found.nbytes == 0
+    found = cost("broadcast", "published", 3, 900, **RATES, root=1, sharing=NEAR)
+    assert found.read == (900, 0, 900) and found.stored == (0, 0, 0)
+    found = cost("alltoall", "slots", 3, 900, **RATES, segments=5, sharing=NEAR)
+    assert found.read == (600,) * 3 and found.stored == (0, 0, 0)
+
+
+def test_beyond_the_caches():
+    """Twice the bytes take six times as long to store, and the meetings as long as before."""
+    within = seconds("allgather", "in_place", 4, N, sharing=NEAR) - 6 * M - 3 * X
+    beyond = seconds("allgather", "in_place", 4, 2 * N, sharing=NEAR) - 6 * M - 3 * X
+    assert beyond == pytest.approx(12 * within)
+
+
+def test_pieces_overlap_in_the_halves_of_a_slot():
+    """The root writes a piece while the others read the one before: n S and the first piece."""
+    rates = {"alpha": 1.0, "beta": 1.0, "sharing": Sharing(0.0, 1.0, 1.0, 1.0, 1 << 30)}
+    whole, cut = (cost("broadcast", "slots", 3, 8000, segments=k, **rates).seconds for k in (1, 8))
+    assert whole == 16_000 and cut == 9000
+
+
+def test_messages_between_nodes_and_memory_inside():
+    """Two nodes of two: both halves of the data on a lane, folded and fetched in the node."""
+    groups, n = ((0, 1), (2, 3)), 4000
+    link = Link(alpha=0.0, beta=1.0)
+    rates = {"alpha": 0.0, "beta": 1e-6, "groups": groups, "link": link}
+    free, dear = Sharing(0.0, 0.0, 0.0, 0.0, n), Sharing(0.0, 1.0, 1.0, 1.0, n)
+    name = "hierarchical/published/ring"
+    fast = cost("allreduce", name, 4, n, **rates, sharing=free)
+    assert fast.between == (n, n) and fast.seconds == pytest.approx(n)
+    assert fast.read == (n, n, n, n) and sum(fast.stored) == 0
+    slow = cost("allreduce", name, 4, n, **rates, sharing=dear)
+    assert slow.seconds == pytest.approx(2 * n)
+
+
+def test_memory_is_like_messages_by_default():
+    found = cost("allgather", "in_place", 3, 900, alpha=100.0, beta=1.0)
+    assert found.seconds == 2 * 2 * 100 + 600
+
+
+def test_wrong_schedules_in_shared_memory_have_no_cost():
+    """The counter-example is that of the prover, whatever the model would have made of a step."""
+    wrong = [
+        (lambda rank, size: [Meet(range(size)), Fold(7)], "expected a range or tuple of ranks"),
+        (lambda rank, size: [Get(size)], "is not a rank of 2"),
+        (lambda rank, size: [Fold(range(size)), Meet(range(size))], "race"),
+    ]
+    for schedule, message in wrong:
+        known = Algorithm("allreduce", "wrong", schedule, memory=MEMORIES["mapped"])
+        with pytest.raises(ScheduleError, match=message) as caught:
+            cost("allreduce", known, 2, 8, alpha=1.0, beta=1.0)
+        with pytest.raises(ScheduleError) as proved:
+            prove("allreduce", known, 2)
+        assert str(caught.value) == str(proved.value)
