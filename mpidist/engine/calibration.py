@@ -1,24 +1,35 @@
-"""Measurement of α, β and γ of the cost model: seconds per message, byte sent, byte combined."""
+"""Measurement of the cost model's constants: of messages (α, β), combining (γ), shared memory."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
+from ..backends import process_memory
 from ..backends.base import Backend
+from ..backends.program import Action, store
 from ..backends.tags import BLOCKING
-from ..errors import CollectiveTimeout
-from ..measure import Messenger, add_cost, median, ping_pong
+from ..calls.arrays import address
+from ..errors import CollectiveTimeout, Unsupported
+from ..measure import Messenger, add_cost, median, parse_size, ping_pong
+from ..operations import find_op
+from ..schedule.cost import Sharing
 from ..schedule.registry import Groups
 from ..selection.config import switch
 from ..selection.estimates import Calibration
+from ..shared_memory.barrier import Barrier
+from ..shared_memory.compiled import stream
+from ..shared_memory.fold import fold_in_order
+from ..shared_memory.heap import Heap
 from ..topology import Topology
 
 
@@ -186,8 +197,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
     return switch(VARIABLE, environ)
 
 
-def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) -> Calibration:
+def calibrate_shortly(
+    backend: Backend, groups: Groups, heap: Heap | None, deadline: float | None
+) -> Calibration:
     """Measure α and β from rank 0 to a rank of its node and to one of another, and γ; collective.
+
+    And the constants of the memory that the ranks share, if they do.
 
     Parameters
     ----------
@@ -195,18 +210,20 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
         Backend of the messages.
     groups : tuple of tuple of int
         Which ranks share a node.
+    heap : Heap or None
+        Symmetric memory; None if the ranks share none.
     deadline : float or None
         Time of ``time.monotonic`` at which every wait ends; None for never.
 
     Returns
     -------
     Calibration
-        The measurements of rank 0, on every rank.
+        The measurements of rank 0, and in shared memory those of the slowest rank; on every rank.
 
     Raises
     ------
     CollectiveTimeout
-        If a message did not arrive before the deadline.
+        If a message did not arrive before the deadline, or a rank in shared memory.
     """
     near, far = groups[0][1:2], groups[1][:1] if len(groups) > 1 else ()
     pairs = [*near, *far]
@@ -218,9 +235,13 @@ def calibrate_shortly(backend: Backend, groups: Groups, deadline: float | None) 
     figures = np.array([*first, gamma, *across])
     _spread(backend, figures, deadline)
     alpha, beta, gamma, far_alpha, far_beta = figures.tolist()
-    if far_alpha < 0:
-        return Calibration(alpha, beta, gamma)
-    return Calibration(alpha, beta, gamma, far_alpha, far_beta)
+    found = Calibration(alpha, beta, gamma)
+    if far_alpha >= 0:
+        found = replace(found, far_alpha=far_alpha, far_beta=far_beta)
+    if heap is None or heap.size == 1:
+        return found
+    mapped, published = _of_memory(backend, heap, gamma, deadline)
+    return replace(found, mapped=mapped, published=published)
 
 
 def _rates(
@@ -285,3 +306,122 @@ def _move(
             f"rank {backend.rank}: calibrate: no message exchanged with rank {peer} in time",
             collective="calibrate",
         )
+
+
+_STORED = 512 << 10  # bytes that a rank stores at a time, and another one reads
+_MEETINGS, _PASSES = 20, 7
+_CACHE = 32 << 20  # bytes, where the system does not say
+
+
+def _of_memory(
+    backend: Backend, heap: Heap, gamma: float, deadline: float | None
+) -> tuple[Sharing | None, Sharing | None]:
+    """Return the constants of memory that is mapped, and of that of other processes; collective.
+
+    All ranks read at the same time, each in the memory of the next one, and so they store::
+
+        store in mine | meet | read the next rank's (timed) | meet | store in mine | …
+
+    For readings from beyond the caches mine is stored with streaming stores, which leave nothing in
+    them: to allocate arrays longer than the caches would take 10 ms and more.
+    """
+    try:
+        own = heap.empty((2 * _STORED,), np.dtype(np.uint8))
+    except MemoryError:
+        return None, None
+    location = heap.find(own)
+    assert location is not None
+    peer = (heap.rank + 1) % heap.size
+    theirs, scratch = location.views(own.size, own.dtype)[peer], np.ones(_STORED, np.uint8)
+    mine, pushed, meet = own[:_STORED], own[_STORED:], _meeting(backend, heap, deadline)
+    writing, streaming = store(mine, scratch), stream(mine, scratch)
+    reading, pushing = store(scratch, theirs[:_STORED]), store(theirs[_STORED:], scratch)
+
+    # To take turns belongs to the times of more ranks than cores; other programs' load does not.
+    turns = [meet] if backend.crowded else []
+
+    def usual(times: Sequence[float]) -> float:
+        return sorted(times)[len(times) // (2 if turns else 4)]
+
+    def rate(before: Action, measured: Sequence[Action]) -> float:
+        """Return the seconds per byte of what every rank does between two meetings."""
+        times = []
+        for _ in range(_PASSES):
+            before()
+            meet()
+            times.append(_timed([*measured, *turns]))
+            meet()
+        return max(usual(times) - len(turns) * meeting, 0.0) / _STORED
+
+    reading()  # maps the pages
+    meet()
+    row = [meet, *turns, *turns, *turns]
+    meeting = usual([_timed(row) / len(row) for _ in range(_MEETINGS)])
+    operands = [x.view(np.float32) for x in (pushed, theirs[:_STORED])]
+    folding = fold_in_order(find_op("sum"), operands, (0, 1), operands[:1], 0)
+    figures = [
+        meeting,
+        rate(writing, [reading]),
+        rate(store(scratch, pushed), [pushing]),
+        rate(writing, folding),
+        rate(streaming, [reading]),
+    ]
+    try:
+        memory = process_memory.connect(heap.rank, heap.everyone)
+    except Unsupported:
+        pass
+    else:
+        source, target = heap.everyone(address(mine))[peer], address(scratch)
+        call = partial(memory.read, peer, source, target)
+        fetching = [partial(call, _STORED)]
+        figures += [rate(writing, fetching), rate(streaming, fetching)]
+        figures.append(usual([_timed([partial(call, 1)]) for _ in range(_PASSES)]))
+    # The ranks' medians: one that was interrupted must not speak for all.
+    meeting, read, stored, folded, beyond, *rest = map(median, zip(*heap.everyone(figures)))
+    each, cache = meeting / (heap.size - 1), min(heap.everyone(_cache_bytes(heap.size)))
+    mapped = Sharing(each, read, stored, max(folded - read, 0.0), beyond, cache)
+    if not rest:
+        return mapped, None
+    *fetched, access = rest  # an access is in the other two as well
+    read, beyond = (max(rate - access / _STORED, 0.0) for rate in fetched)
+    return mapped, Sharing(each, read, read, gamma, beyond, cache, access)
+
+
+def _meeting(backend: Backend, heap: Heap, deadline: float | None) -> Action:
+    """Return the action that meets all ranks in the barrier of kernels."""
+    heap.make_lines()
+    barrier = Barrier(heap.lines, [0])
+
+    def meet() -> None:
+        barrier.start()
+        if not backend.wait(barrier.test, deadline):  # type: ignore[attr-defined]
+            missing = ", ".join(map(str, heap.missing()))
+            raise CollectiveTimeout(
+                f"rank {backend.rank}: calibrate: ranks {missing} have not come in time",
+                collective="calibrate",
+            )
+
+    return meet
+
+
+def _timed(actions: Sequence[Action]) -> float:
+    begun = perf_counter()
+    for action in actions:
+        action()
+    return perf_counter() - begun
+
+
+def _cache_bytes(ranks: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the bytes of a collective's data that stay in the last cache, of `ranks` of a node.
+
+    Each rank has an input and a result, and shares the cache with the ranks on its processors.
+    """
+    size, sharing = _CACHE, ranks
+    try:
+        last = max(folder.glob("index*"), key=lambda path: path.name)
+        size = parse_size((last / "size").read_text())
+        words = (last / "shared_cpu_map").read_text().replace(",", "")
+        sharing = -(-ranks * int(words, 16).bit_count() // (os.cpu_count() or 1))
+    except (OSError, ValueError):  # no such file system, as in some containers
+        pass
+    return size // (2 * max(sharing, 1))

@@ -99,7 +99,7 @@ class Service:
         """
         backend, groups, sequencer = self.backend, self.topology.groups, self.sequencer
         found = sequencer.set_up(
-            operation, lambda: calibrate_shortly(backend, groups, sequencer.deadline())
+            operation, lambda: calibrate_shortly(backend, groups, self.heap, sequencer.deadline())
         )
         self.learn(found)
         return found

@@ -9,7 +9,7 @@ read and store in each other's memory::
 
     Meet    meeting for each rank awaited, once the last of them has come
     Get     access + n * read                 Put    access + n * store
-    Fold    access + n * read for each other rank, n * gamma for each combination
+    Fold    access + n * read for each other rank, n * combine for each combination
     Copy    n * store into a buffer such as a slot, where others read; else nothing
 """
 
@@ -73,6 +73,8 @@ class Sharing:
     read, store : float
         Seconds per byte read in the memory of a rank that has just written it, and per byte stored
         there, while the data stay in the caches.
+    combine : float
+        Seconds per byte combined, besides its reading.
     beyond : float
         Seconds per byte of either, if the data exceed the caches.
     cache : int
@@ -84,6 +86,7 @@ class Sharing:
     meeting: float
     read: float
     store: float
+    combine: float
     beyond: float
     cache: int
     access: float = 0.0
@@ -234,7 +237,7 @@ class TimedMachine(Machine):
                 nbytes = self._held(others[0], step.source, step.blocks) if others else 0
                 self.bytes_read[rank] += len(others) * nbytes
                 seconds += len(others) * (sharing.access + nbytes * sharing.read)
-                seconds += (len(peers) - 1) * nbytes * self.gamma
+                seconds += (len(peers) - 1) * nbytes * sharing.combine
             elif isinstance(step, Get):
                 nbytes = self._held(step.peer, step.source, step.blocks)
                 self.bytes_read[rank] += nbytes
@@ -303,7 +306,7 @@ def cost(
         time.  By default they are like all other messages.
     sharing : Sharing, optional
         The memory that the ranks of a group share.  By default it is like messages: to await a rank
-        takes alpha, to read or store a byte beta.
+        takes alpha, to read or store a byte beta, to combine it gamma.
 
     Returns
     -------
@@ -342,7 +345,7 @@ def cost(
         for block in blocks(nbytes, max(machine.count // segments, 1))
         for piece in blocks(block.stop - block.start, segments)
     ]
-    shared = sharing or Sharing(alpha, beta, beta, beta, nbytes)
+    shared = sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes)
     return machine.cost(
         pieces,
         (alpha, beta, gamma),

@@ -12,7 +12,7 @@ from ..calls.call import Call
 from ..errors import ScheduleError
 from ..measure import format_size
 from ..schedule.contract import COLLECTIVES
-from ..schedule.cost import Link, cost
+from ..schedule.cost import Link, Sharing, cost
 from ..schedule.registry import GENERATION, Choice, Groups
 from .segmentation import Segmentation
 from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
@@ -75,7 +75,10 @@ class Model:
         return self._known[key]
 
     def _simulate(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        known, groups = self.calibration, self.small
+        known, groups, memory = self.calibration, self.small, choice.algorithm.memory
+        sharing = None if memory is None else known.sharing(memory.name)
+        if memory is not None and sharing is None:
+            return None
         size, link = sum(map(len, groups)), None
         if known.far_alpha is not None and known.far_beta is not None:
             link = Link(known.far_alpha, known.far_beta)
@@ -96,6 +99,7 @@ class Model:
                 segments=min(pieces, _MOST_PIECES),
                 window=window,
                 link=link,
+                sharing=sharing,
             ).seconds
         except ScheduleError:
             return None
@@ -115,6 +119,11 @@ class Calibration:
         Seconds per byte combined.
     far_alpha, far_beta : float or None
         α and β between nodes; None if they were not measured separately.
+    mapped : Sharing or None
+        Memory that the ranks of a node map, symmetric arrays and slots; None if it was not
+        measured, and schedules in it have no times.
+    published : Sharing or None
+        Memory of other processes, which ranks read by system calls; None as for `mapped`.
     """
 
     alpha: float
@@ -122,6 +131,12 @@ class Calibration:
     gamma: float
     far_alpha: float | None = None
     far_beta: float | None = None
+    mapped: Sharing | None = None
+    published: Sharing | None = None
+
+    def sharing(self, memory: str) -> Sharing | None:
+        """Return the constants of a memory of a node, by its name in schedules."""
+        return self.published if memory == "published" else self.mapped
 
 
 @lru_cache(maxsize=64)

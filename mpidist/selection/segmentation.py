@@ -10,6 +10,7 @@ from ..schedule.registry import Algorithm
 _BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every library
 _FEWER = ("allreduce", "hierarchical")  # has fewer segments in flight with MPICH
 _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at most
+_SLOT_PIECE, _SLOT_PIECES = 64 << 10, 8  # least bytes of a piece in a slot, and most pieces
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Segmentation:
             Bytes of the longest block.
         """
         limit, window = self.segment_bytes, self.window
+        if "pieces" in algorithm.uses:  # through the halves of a slot, as in the executor staged
+            pieces = 1 if algorithm.contract.reduces else -(-largest // _SLOT_PIECE)
+            return max(1, min(_SLOT_PIECES, pieces)), window
         if nodes > 1 and algorithm.local:
             least, most = _BETWEEN_NODES
             limit = min(limit, max(least, min(most, largest // 4)))

@@ -163,8 +163,8 @@ def test_bad_input(wrong):
 
 # -- shared memory ---------------------------------------------------------------------------------
 
-M, R, S, X = 4e-7, 2e-11, 1e-11, 3e-6  # meeting, read, store, access
-NEAR = Sharing(meeting=M, read=R, store=S, beyond=6e-11, cache=N, access=X)
+M, R, S, D, X = 4e-7, 2e-11, 1e-11, 7e-12, 3e-6  # meeting, read, store, combine, access
+NEAR = Sharing(meeting=M, read=R, store=S, combine=D, beyond=6e-11, cache=N, access=X)
 
 
 def others(p, n):
@@ -174,17 +174,17 @@ def others(p, n):
 SHARED = [
     (
         ("allreduce", "in_place"),
-        lambda p, n: 2 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (R + C + S),
+        lambda p, n: 2 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (R + D + S),
     ),
     (
         ("allreduce", "published"),
-        lambda p, n: 3 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (2 * R + C),
+        lambda p, n: 3 * (p - 1) * M + 2 * (p - 1) * X + others(p, n) * (2 * R + D),
     ),
     (
         ("allreduce", "slots"),
-        lambda p, n: 2 * (p - 1) * (M + X) + others(p, n) * (2 * R + C + S) + n / p * S,
+        lambda p, n: 2 * (p - 1) * (M + X) + others(p, n) * (2 * R + D + S) + n / p * S,
     ),
-    (("reduce_scatter", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * (R + C)),
+    (("reduce_scatter", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * (R + D)),
     (("allgather", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * S),
     (("allgather", "slots"), lambda p, n: (p - 1) * (M + X) + n / p * S + others(p, n) * R),
     (("broadcast", "published"), lambda p, n: 2 * (p - 1) * M + (p > 1) * (X + n * R)),
@@ -233,7 +233,7 @@ def test_beyond_the_caches():
 
 def test_pieces_overlap_in_the_halves_of_a_slot():
     """The root writes a piece while the others read the one before: n S and the first piece."""
-    rates = {"alpha": 1.0, "beta": 1.0, "sharing": Sharing(0.0, 1.0, 1.0, 1.0, 1 << 30)}
+    rates = {"alpha": 1.0, "beta": 1.0, "sharing": Sharing(0.0, 1.0, 1.0, 0.0, 1.0, 1 << 30)}
     whole, cut = (cost("broadcast", "slots", 3, 8000, segments=k, **rates).seconds for k in (1, 8))
     assert whole == 16_000 and cut == 9000
 
@@ -243,7 +243,7 @@ def test_messages_between_nodes_and_memory_inside():
     groups, n = ((0, 1), (2, 3)), 4000
     link = Link(alpha=0.0, beta=1.0)
     rates = {"alpha": 0.0, "beta": 1e-6, "groups": groups, "link": link}
-    free, dear = Sharing(0.0, 0.0, 0.0, 0.0, n), Sharing(0.0, 1.0, 1.0, 1.0, n)
+    free, dear = Sharing(0.0, 0.0, 0.0, 0.0, 0.0, n), Sharing(0.0, 1.0, 1.0, 0.0, 1.0, n)
     name = "hierarchical/published/ring"
     fast = cost("allreduce", name, 4, n, **rates, sharing=free)
     assert fast.between == (n, n) and fast.seconds == pytest.approx(n)

@@ -14,7 +14,7 @@ from mpidist.calls.call import Call
 from mpidist.engine.calibration import from_environment
 from mpidist.errors import DeadlockError, Unsupported
 from mpidist.operations import OPS
-from mpidist.schedule.cost import cost
+from mpidist.schedule.cost import Sharing, cost
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
 from mpidist.selection.choose import Candidates, Means, choose, why_not
@@ -325,6 +325,22 @@ def test_predicted_times():
     assert many.seconds("allreduce", ring, 8) is None
     apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Segmentation())
     assert apart.seconds("allreduce", ring, 8) > 1e-3
+
+
+def test_predicted_times_in_shared_memory():
+    """None where its constants were not measured; a slot's pieces are those of the executor."""
+    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    model = Model(replace(KNOWN, mapped=near), ((0, 1),), Segmentation())
+    assert model.seconds("barrier", find("barrier", "in_place"), 0) == 1e-6
+    in_place, slots = (find("allgather", name) for name in ("in_place", "slots"))
+    assert model.seconds("allgather", in_place, 1 << 20) == pytest.approx(2e-6 + (1 << 19) * 1e-10)
+    cut = cost(*("allgather", "slots", 2, 1 << 20), alpha=1e-5, beta=1e-9, segments=8, sharing=near)
+    assert model.seconds("allgather", slots, 1 << 20) == cut.seconds
+    published = find("allgather", "published")
+    assert model.seconds("allgather", published, 8) is None
+    both = replace(KNOWN, published=replace(near, access=1e-3))
+    assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", published, 8) > 1e-3
+    assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", slots, 8) is None
 
 
 def test_communicators_of_one_shape_share_their_predictions():

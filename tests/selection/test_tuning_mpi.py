@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist import ConfigError
+from mpidist.backends import process_memory
 from mpidist.communicator.layers import calibrate
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, rules_of
@@ -179,6 +180,32 @@ def test_calibration_is_short_and_the_same_everywhere(comm, made):
             if candidate.choice
         ]
         assert any(times)
+
+
+@pytest.mark.one_node
+@pytest.mark.mpi(min_size=2)
+def test_calibration_of_shared_memory(comm, made, monkeypatch):
+    """Its constants are those of all ranks together, and what cannot be measured has none."""
+    tuned = made()
+    found = calibrate(tuned)
+    assert comm.allgather_object(found) == [found] * comm.size
+    for sharing in (found.mapped, found.published or found.mapped):
+        assert 0 < sharing.meeting < 1e-1 and sharing.cache > 1 << 16
+        assert 0 <= sharing.read < 1e-6 and 0 <= sharing.store < 1e-6 and sharing.combine >= 0
+
+    def refused(*_):
+        raise mpidist.Unsupported("not today")
+
+    monkeypatch.setattr(process_memory, "connect", refused)
+    less = calibrate(tuned)
+    assert less.mapped is not None and less.published is None
+    monkeypatch.setattr(tuned._service.heap, "empty", lambda *_: refuse_memory())
+    least = calibrate(tuned)
+    assert least.mapped is least.published is None and least.alpha > 0
+
+
+def refuse_memory():
+    raise MemoryError
 
 
 @pytest.mark.mpi(min_size=2)
