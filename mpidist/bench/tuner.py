@@ -162,12 +162,13 @@ def candidates(
     """Return the names of all candidates that can serve a call, and the choice of "auto".
 
     Trees are in the list twice, with arity 2 and 4 (``tree:2``).  The choice of "auto" may be
-    named with its parts (``hierarchical/direct/ring``), and is then one more candidate.
+    named with its parts (``hierarchical/direct/ring``), and is then one more candidate.  Schedules
+    in symmetric memory are not: the executor "symmetric" runs those that are shipped.
     """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
     for one in every:
-        if one.can:
+        if one.can and one.executor in (one.name, "messages"):
             tree = one.choice is not None and "arity" in one.choice.algorithm.uses
             names += [f"{one.name}:2", f"{one.name}:4"] if tree else [one.name]
     name = chosen.name

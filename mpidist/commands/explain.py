@@ -59,12 +59,13 @@ def explain_command(
 
     SIZE is that of the whole buffer in bytes, such as 8, 64K or 64M; by default 1M.
 
-    The table lists every executor, and every algorithm, with the expected time, or the reason why
-    it cannot serve the call.  With --device, these are the executors of arrays on a GPU.
+    The table lists every executor, every algorithm by messages, and the schedules that can run in
+    shared memory, with the expected time, or the reason why it cannot serve the call.  With
+    --device, these are the executors of arrays on a GPU.
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
-    the cost model, whose constants are measured first.  The model has no times for shared memory.
-    Between nodes it assumes that native takes the time of the best non-hierarchical algorithm.
+    the cost model, whose constants are measured first.  The model has no time for native.  Between
+    nodes it assumes that native takes the time of the best non-hierarchical algorithm.
     """
     import mpidist
 
@@ -126,7 +127,7 @@ def _example(collective: str, nbytes: int) -> str:
 
 
 def _served_by(candidate: Candidate) -> tuple[str, str]:
-    """Return the names of the executor and, if it runs one, of the algorithm."""
+    """Return the names of the executor and, where it runs one, of the algorithm."""
     return candidate.executor, "" if candidate.choice is None else candidate.name
 
 
@@ -141,11 +142,22 @@ def _time(candidate: Candidate) -> str:
 def _constants(known: Calibration | None) -> str:
     if known is None:
         return ""
-    far = ""
+    more = ""
     if known.far_alpha is not None:
-        rate = 1e-9 / known.far_beta if known.far_beta else float("inf")
-        far = f", between nodes {known.far_alpha * 1e6:.3g} µs, {rate:.3g} GB/s"
+        rate = _rate(known.far_beta or 0.0)
+        more = f", between nodes {known.far_alpha * 1e6:.3g} µs, {rate}"
+    if known.mapped is not None:
+        near = known.mapped
+        more += (
+            f"; shared memory: {near.meeting * 1e6:.3g} µs for each rank in a meeting, "
+            f"reads {_rate(near.read)}, stores {_rate(near.store)}, "
+            f"beyond the caches {_rate(near.beyond)}"
+        )
     return (
         f": α {known.alpha * 1e6:.3g} µs, β {known.beta * 1e9:.3g} ns/byte, "
-        f"γ {known.gamma * 1e9:.3g} ns/byte{far}; native and shared memory are not modelled"
+        f"γ {known.gamma * 1e9:.3g} ns/byte{more}; native is not modelled"
     )
+
+
+def _rate(beta: float) -> str:
+    return f"{1e-9 / beta if beta else float('inf'):.3g} GB/s"

@@ -1308,6 +1308,7 @@ class Communicator:
             All candidates, the chosen one too.  Those that cannot serve have the reason, and
             others the expected `seconds` where they are known: measured, from the tuning table if
             it has such a call, else those of the cost model once it is calibrated; for host arrays.
+            Executors, then algorithms by messages, then the schedules that shared memory can run.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""An example call of a given size without arrays, for ``Communicator.explain``."""
+"""An example call of a given size without arrays of its own, for ``Communicator.explain``."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Candidate:
     name : str
         Name of an executor such as ``"native"``, or of an algorithm with its parameter.
     choice : Choice or None
-        The algorithm, which is run over messages; None for the other executors.
+        The algorithm, over messages or in shared memory; None for an executor by its own name.
     why : str
         Why it was chosen, or cannot serve the call; in the answer of ``explain`` else how it works.
     can : bool
@@ -152,7 +152,7 @@ class Candidate:
         Names of the calibration's constants that are still to be measured and could change this
         choice; empty if none could.
     executor : str
-        Name of the executor; only in the answer of ``explain``.
+        Name of the executor that serves the call; only in the answer of ``explain``.
     """
 
     name: str
@@ -433,7 +433,11 @@ class Candidates:
         return Candidate(name if choice is None else choice.name, choice, why)
 
     def every(self) -> list[Candidate]:
-        """Return every candidate for ``explain``, also those that cannot serve the call."""
+        """Return every candidate for ``explain``, also those that cannot serve the call.
+
+        Of the schedules in shared memory only those are listed that can: most need another memory
+        than that of the call's arrays.
+        """
         return list(self._each())
 
     def _each(self) -> Iterator[Candidate]:
@@ -441,8 +445,11 @@ class Candidates:
             reason = self.why_not(name)
             summary = self.means.summaries.get(name, f"the executor {name}")
             yield Candidate(name, None, reason or summary, reason is None)
-        for algorithm in algorithms(self.call.collective):
+        every = algorithms(self.call.collective, one_sided=True)
+        for algorithm in sorted(every, key=lambda one: one.memory is not None):
             reason = self.why_not(algorithm.name)
+            if reason is not None and algorithm.memory is not None:
+                continue
             choice = self._choices[algorithm.name]
             yield Candidate(algorithm.name, choice, reason or algorithm.summary, reason is None)
 

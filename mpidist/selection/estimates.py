@@ -11,9 +11,10 @@ from typing import Any
 from ..calls.call import Call
 from ..errors import ScheduleError
 from ..measure import format_size
+from ..schedule import registry
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, Sharing, cost
-from ..schedule.registry import GENERATION, Choice, Groups
+from ..schedule.registry import GENERATION, SINGLE_COPY, STAGED, Choice, Groups, algorithms
 from .segmentation import Segmentation
 from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
 
@@ -155,6 +156,12 @@ log = logging.getLogger("mpidist")
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
 
 _USUAL = Segmentation()
+_RUNS = {
+    registry.SYMMETRIC: ("in_place", "in_place_one_shot"),
+    STAGED: ("slots", "slots_one_shot"),
+    SINGLE_COPY: ("published",),
+}
+"""The schedules that an executor in shared memory runs, or does by kernels of its own."""
 
 
 class Estimates:
@@ -270,6 +277,13 @@ class Estimates:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes)
 
+    def of_executor(self, call: Call, name: str) -> float | None:
+        """Return the time of an executor in shared memory: that of the faster of its schedules."""
+        runs = _RUNS.get(name, ())
+        known = [a for a in algorithms(call.collective, one_sided=True) if a.name in runs]
+        times = [self.modelled(call, Choice(algorithm)) for algorithm in known]
+        return min((seconds for seconds in times if seconds is not None), default=None)
+
     def between_nodes(
         self, collective: str, choices: list[Choice], nbytes: int
     ) -> list[float] | None:
@@ -311,7 +325,10 @@ class Estimates:
             return (
                 candidate if seconds is None else replace(candidate, seconds=seconds, basis=TABLE)
             )
-        seconds = None if candidate.choice is None else self.modelled(call, candidate.choice)
+        if candidate.choice is None:
+            seconds = self.of_executor(call, candidate.name)
+        else:
+            seconds = self.modelled(call, candidate.choice)
         return candidate if seconds is None else replace(candidate, seconds=seconds, basis=MODEL)
 
 

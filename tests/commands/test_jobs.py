@@ -69,6 +69,21 @@ def test_explain_says_what_and_why():
     assert "expected an even number" in text
 
 
+def test_explain_has_times_of_shared_memory():
+    text = mpidist("explain", "allreduce", "--bytes", "64K", "--memory", "symmetric", ranks=2)
+    rows = [line.split() for line in text.splitlines()]
+    taken = next(words for words in rows if words[:2] == ["symmetric", "taken"])
+    named = next(words for words in rows if words[:2] == ["symmetric", "in_place"])
+    assert named[2] == "yes" and taken[2] == named[3] and float(taken[2]) > 0
+    assert "µs for each rank in a meeting" in text
+    told = mpidist("explain", "reduce", "--memory", "symmetric", "--json", ranks=2)
+    told, _ = json.JSONDecoder().raw_decode(told[told.index("{") :])
+    assert told["calibration"]["mapped"]["meeting"] > 0
+    found = {(one["executor"], one["algorithm"]): one for one in told["candidates"]}
+    assert found["staged", ""]["expected_s"] > 0
+    assert found["symmetric", "in_place_one_shot"]["expected_s"] > 0
+
+
 def test_explain_barrier():
     text = mpidist("explain", "barrier", ranks=2)
     assert "barrier, 2 ranks on 1 node: symmetric" in text

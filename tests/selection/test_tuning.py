@@ -17,8 +17,8 @@ from mpidist.operations import OPS
 from mpidist.schedule.cost import Sharing, cost
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
-from mpidist.selection.choose import Candidates, Means, choose, why_not
-from mpidist.selection.estimates import MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.choose import Candidate, Candidates, Means, choose, why_not
+from mpidist.selection.estimates import MODEL, MOST_RANKS, Calibration, Estimates, Model
 from mpidist.selection.rules import Rule
 from mpidist.selection.segmentation import Segmentation
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for, rules_of
@@ -341,6 +341,22 @@ def test_predicted_times_in_shared_memory():
     both = replace(KNOWN, published=replace(near, access=1e-3))
     assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", published, 8) > 1e-3
     assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", slots, 8) is None
+
+
+def test_predicted_times_of_executors():
+    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    estimates = Estimates("a library", ((0, 1),), True, replace(KNOWN, mapped=near))
+    call = call_for(1 << 16, size=2)
+
+    def of(name, collective="allreduce"):
+        return estimates.model.seconds(collective, find(collective, name), call.nbytes)
+
+    assert estimates.of_executor(call, "symmetric") == of("in_place") > 0
+    assert estimates.of_executor(call, "staged") == min(of("slots"), of("slots_one_shot"))
+    assert estimates.of_executor(call, "native") is None
+    assert estimates.of_executor(call, "single_copy") is None, "it was not measured"
+    found = estimates.predicted(call, Candidate("staged", None, ""), "private")
+    assert (found.seconds, found.basis) == (estimates.of_executor(call, "staged"), MODEL)
 
 
 def test_communicators_of_one_shape_share_their_predictions():

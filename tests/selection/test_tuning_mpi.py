@@ -204,6 +204,32 @@ def test_calibration_of_shared_memory(comm, made, monkeypatch):
     assert least.mapped is least.published is None and least.alpha > 0
 
 
+@pytest.mark.one_node
+@pytest.mark.mpi(min_size=2)
+def test_explain_has_times_in_shared_memory(comm, made):
+    """And lists the schedules that a call on symmetric arrays can name: such a call runs them."""
+    tuned = made()
+    calibrate(tuned)
+    for collective in ("allreduce", "reduce", "broadcast"):
+        chosen, every = tuned.explain(collective, 1 << 16, memory="symmetric")
+        rows = {one.name: one for one in every}
+        assert chosen.executor == "symmetric" and chosen.seconds == rows["symmetric"].seconds > 0
+        assert rows["staged"].seconds > rows["symmetric"].seconds / 20
+        assert (rows["ring"] if collective == "allreduce" else rows["tree"]).executor == "messages"
+        named = [one for one in every if one.choice and one.executor == "symmetric"]
+        assert rows["in_place"] in named and all(one.seconds > 0 for one in named)
+        for one in named:
+            x = tuned.empty(1000, "float32")
+            out = tuned.empty(1000, "float32")
+            x[:] = 1
+            arguments = {"root": 0} if collective != "allreduce" else {}
+            result = getattr(tuned, collective)(x, out=out, algorithm=one.name, **arguments)
+            if result is not None:
+                assert (result == (1 if collective == "broadcast" else comm.size)).all()
+        private = {one.name for one in tuned.explain(collective, 1 << 16)[1]}
+        assert not private & {one.name for one in named}
+
+
 def refuse_memory():
     raise MemoryError
 
