@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
-from ..measure import format_time
 from ..schedule.registry import (
     GENERATION,
     MPI,
@@ -24,110 +23,9 @@ from ..schedule.registry import (
     find,
 )
 from .config import CollectiveConfig
-from .estimates import Estimates, memory_of
+from .estimates import Estimates, Rival, memory_of, runs
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import kind_for
-
-AHEAD = 0.9
-"""Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
-
-The model does not include other load of the processors; and candidates of similar times must not
-alternate from launch to launch, because their bits may differ.
-"""
-
-
-@dataclass(frozen=True)
-class TwoLevelCandidates:
-    """The competing algorithms of a call across nodes: one on two levels, others on one.
-
-    Attributes
-    ----------
-    two : Choice
-        The hierarchical algorithm that the shipped rules name for the call's bytes, or else another
-        one of the rules.
-    flat : list of Choice
-        Algorithms of the rules on a single level, first the one for the call's bytes; native is
-        assumed to take as long as the fastest of them.
-    prior : bool
-        Whether the rules, which were measured over a slow link, choose `two` for the call's bytes.
-    """
-
-    two: Choice
-    flat: list[Choice]
-    prior: bool
-
-
-def two_level_candidates(
-    call: Call, groups: Groups, crowded: bool, able: Callable[[str], Choice | None]
-) -> TwoLevelCandidates | None:
-    """Return the two-level algorithm and the single-level ones to compare; None unless both exist.
-
-    ``able(name)`` returns the algorithm `name` if it can serve the call, else None.
-    """
-    if len(groups) < 2 or call.uneven_alltoall:
-        return None
-    place = Place(call.size, len(groups), crowded)
-
-    def fitting(rules: list[Rule], place: Place) -> list[Choice]:
-        """Return the rules' algorithms that can serve the call; first those whose rule holds."""
-        ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, place))
-        names = dict.fromkeys(rule.choose for rule in ordered)
-        return [choice for name in names if (choice := able(name)) is not None]
-
-    levels = [rule for rule in RULES[call.collective] if rule.between_nodes]
-    two = fitting(levels, place)
-    flat = fitting(_by_messages(call.collective), replace(place, native=False))
-    if not two or not flat:
-        return None
-    prior = any(r.choose == two[0].name and r.holds(call.nbytes, place) for r in levels)
-    return TwoLevelCandidates(two[0], flat, prior)
-
-
-def _by_messages(collective: str) -> list[Rule]:
-    """Return the rules without a library's collective, which choose algorithms on one level."""
-    return [rule for rule in RULES[collective] if rule.native is False]
-
-
-def by_links(
-    call: Call, found: TwoLevelCandidates, native: bool, estimates: Estimates
-) -> tuple[Choice | None, str] | None:
-    """Return the choice by the measured links, or None if a time is unknown; the same on all ranks.
-
-    Parameters
-    ----------
-    call : Call
-        The call.
-    found : TwoLevelCandidates
-        The competing algorithms.
-    native : bool
-        Whether the MPI library (``native``) can serve the call.  Its time is taken to be that of
-        the best single-level algorithm, plus that of a barrier where the rules choose two levels:
-        a native call with a deadline first waits until all ranks have arrived.
-    estimates : Estimates
-        The cost model.
-
-    Returns
-    -------
-    choice : Choice or None
-        The algorithm; None for native.
-    why : str
-        The reason, with the times.
-    """
-    flats = found.flat if native else found.flat[:1]
-    times = estimates.between_nodes(call.collective, [found.two, *flats], call.nbytes)
-    if times is None:
-        return None
-    two, (flat, best) = times[0], min(zip(times[1:], flats), key=lambda pair: pair[0])
-    flat_name = f"{NATIVE} (as {best.name})" if native else best.name
-    if native and found.prior and call.collective != "barrier":
-        meeting = find("barrier", _by_messages("barrier")[0].choose)
-        flat += (estimates.between_nodes("barrier", [meeting], 0) or [0.0])[0]
-    takes_two = two * AHEAD <= flat if found.prior else two <= AHEAD * flat
-    pair = [f"{found.two.name} {format_time(two)}", f"{flat_name} {format_time(flat)}"]
-    why = f"cost model with the measured links: {', '.join(pair if takes_two else pair[::-1])}"
-    if estimates.scaled_down:
-        why += f" ({estimates.scaled_down})"
-    return (found.two if takes_two else None if native else best), why
 
 
 @dataclass(frozen=True)
@@ -598,10 +496,7 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     nbytes = ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
     holding = (rule for rule in RULES[call.collective] if rule.holds(nbytes, place))
     rule = next((rule for rule in holding if candidates.can(rule.choose)), None)
-    shared = rule is not None and rule.choose in (SYMMETRIC, STAGED, SINGLE_COPY)
-    fastest, missing = (
-        (None, ()) if estimates is None else _predicted(candidates, estimates, not shared)
-    )
+    fastest, missing = (None, ()) if estimates is None else _predicted(candidates, estimates, rule)
     if fastest is None and rule is not None:
         fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")
     none = "nothing that the shipped rules name can serve this call"
@@ -610,45 +505,82 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
 
 
 def _predicted(
-    candidates: Candidates, estimates: Estimates, by_messages: bool
+    candidates: Candidates, estimates: Estimates, rule: Rule | None
 ) -> tuple[Candidate | None, tuple[str, ...]]:
     """Return the fastest candidate by the cost model, and the constants to be measured first.
 
     The candidate is None if the model does not decide.  The constants are those that are not
-    measured yet; empty if the model would not decide with them either.  Two-level algorithms are
-    compared with the others by the measured links between nodes, only if no shared memory serves
-    the call (`by_messages`).
+    measured yet; empty if the model would not decide with them either.  `rule` is the shipped rule
+    that holds: if it chooses shared memory, one level and two are not compared.
     """
-    call, means, missing = candidates.call, candidates.means, estimates.missing
-    if estimates.model is None and not missing:
+    call, groups, missing = candidates.call, candidates.means.groups, estimates.missing
+    if call.uneven_alltoall or (estimates.model is None and not missing):
         return None, ()
-    between = None
-    if by_messages and means.groups == estimates.groups:
-        between = two_level_candidates(call, means.groups, means.crowded, candidates.algorithm)
-    linked = None if between is None else by_links(call, between, candidates.can(NATIVE), estimates)
-    if linked is not None:
-        choice, why = linked
-        return candidates.taken(NATIVE if choice is None else choice.name, why), ()
-    rivals = _rivals(candidates)
-    fastest = estimates.cheapest(call, rivals)
+    shared = rule is not None and rule.choose in (SYMMETRIC, STAGED, SINGLE_COPY)
+    levels = [] if shared or groups != estimates.groups else _two_levels(candidates)
+    linked = bool(levels) and estimates.knows_links
+    rivals = levels if linked else _one_level(candidates, rule)
+    fastest = estimates.cheapest(call, rivals, linked)
     if fastest is not None:
-        choice, why = fastest
-        return candidates.taken(choice.name, why), ()
-    return None, missing if rivals or between is not None else ()
+        return candidates.taken(*fastest), ()
+    return None, missing if len(rivals) > 1 or levels else ()
 
 
-def _rivals(candidates: Candidates) -> list[Choice]:
-    """Return the algorithms from which the calibrated cost model chooses.
+def _two_levels(candidates: Candidates) -> list[Rival]:
+    """Return the two-level algorithm of the rules and its rival on one level; none unless both are.
 
-    These are the rules' algorithms that can serve the call; none if there are fewer than two, if
-    native or symmetric memory can serve it, or if it is an uneven alltoall.
+    The rival is the MPI library (``native``) if it can serve the call.  Its time is taken to be
+    that of the best single-level algorithm, plus that of a barrier where the rules, which were
+    measured over a slow link, choose two levels: a native call with a deadline first waits until
+    all ranks have arrived.
     """
     call, means = candidates.call, candidates.means
-    if candidates.can(NATIVE) or candidates.can(SYMMETRIC) or call.uneven_alltoall:
+    if len(means.groups) < 2:
+        return []
+    place = Place(call.size, len(means.groups), means.crowded)
+
+    def fitting(rules: list[Rule], place: Place) -> list[Choice]:
+        """Return the rules' algorithms that can serve the call; first those whose rule holds."""
+        ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, place))
+        names = dict.fromkeys(rule.choose for rule in ordered)
+        return [choice for name in names if (choice := candidates.algorithm(name)) is not None]
+
+    across = [rule for rule in RULES[call.collective] if rule.between_nodes]
+    two = fitting(across, place)[:1]
+    flat = fitting(_by_messages(call.collective), replace(place, native=False))
+    if not two or not flat:
+        return []
+    name = two[0].name
+    prior = any(rule.choose == name and rule.holds(call.nbytes, place) for rule in across)
+    if not candidates.can(NATIVE):
+        return [Rival(name, two, prior), Rival(flat[0].name, flat[:1], not prior)]
+    waits = prior and call.collective != "barrier"
+    meets = find("barrier", _by_messages("barrier")[0].choose) if waits else None
+    return [Rival(name, two, prior), Rival(NATIVE, flat, not prior, meets)]
+
+
+def _one_level(candidates: Candidates, rule: Rule | None) -> list[Rival]:
+    """Return the rivals of which the cost model chooses where native cannot serve the call.
+
+    These are the executors in shared memory and the rules' algorithms that can; none if native or
+    symmetric memory can serve it.
+    """
+    call, means = candidates.call, candidates.means
+    if candidates.can(NATIVE) or candidates.can(SYMMETRIC):
         return []
     rules = _by_messages(call.collective)
     if len(means.groups) > 1:
         rules += [rule for rule in RULES[call.collective] if rule.between_nodes]
-    names = dict.fromkeys(rule.choose for rule in rules)
-    able = [choice for name in names if (choice := candidates.algorithm(name)) is not None]
-    return able if len(able) > 1 else []
+    shared = [name for name in (STAGED, SINGLE_COPY) if candidates.can(name)]
+    named = {name: runs(name, call.collective) for name in shared}
+    for name in dict.fromkeys(rule.choose for rule in rules):
+        choice = candidates.algorithm(name)
+        if choice is not None:
+            named[name] = [choice]
+    prior = None if rule is None else rule.choose
+    return [Rival(name, choices, name == prior) for name, choices in named.items()]
+
+
+def _by_messages(collective: str) -> list[Rule]:
+    """Return the rules without a library's collective, which choose algorithms on one level."""
+    return [rule for rule in RULES[collective] if rule.native is False]

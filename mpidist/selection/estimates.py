@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..measure import format_size
+from ..measure import format_size, format_time
 from ..schedule import registry
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, Sharing, cost
@@ -56,19 +58,17 @@ class Model:
         self._pipelining = pipelining
         self._known: dict[tuple[str, str, int], float | None] = {}
 
-    def seconds(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+    def seconds(
+        self, collective: str, choice: Choice, nbytes: int, few: bool = False
+    ) -> float | None:
         """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
 
-        None for more than 16 ranks, or if the schedule cannot be simulated.  Blocks are simulated
-        in at most 16 segments.
+        None for more than 16 ranks, for which `few` gives the time on fewer ranks and nodes (see
+        :func:`scaled_down`), or if the schedule cannot be simulated.  Blocks are simulated in at
+        most 16 segments.
         """
-        return None if self._size > MOST_RANKS else self.seconds_of_few(collective, choice, nbytes)
-
-    def seconds_of_few(self, collective: str, choice: Choice, nbytes: int) -> float | None:
-        """Return the predicted time in seconds as :meth:`seconds` does, for any number of ranks.
-
-        For more than 16 it is the time on fewer ranks and nodes; see :func:`scaled_down`.
-        """
+        if self._size > MOST_RANKS and not few:
+            return None
         bucket = 1 << round(math.log2(max(nbytes, 1)))
         key = (collective, choice.name, bucket)
         if key not in self._known:
@@ -138,6 +138,36 @@ class Calibration:
     def sharing(self, memory: str) -> Sharing | None:
         """Return the constants of a memory of a node, by its name in schedules."""
         return self.published if memory == "published" else self.mapped
+
+
+AHEAD = 0.9
+"""Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
+
+The model does not include other load of the processors; and candidates of similar times must not
+alternate from launch to launch, because their bits may differ.
+"""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One of the candidates of which the cost model chooses the cheapest.
+
+    Attributes
+    ----------
+    name : str
+        Name of the executor or algorithm.
+    choices : list of Choice
+        Its schedules; it is assumed to take as long as the fastest of them.
+    prior : bool
+        Whether the shipped rules name it, so that another one must be clearly faster.
+    meets : Choice or None
+        The barrier in which the ranks meet before it, if they do.
+    """
+
+    name: str
+    choices: list[Choice]
+    prior: bool = False
+    meets: Choice | None = None
 
 
 @lru_cache(maxsize=64)
@@ -258,44 +288,50 @@ class Estimates:
 
     # -- predicted times ------------------------------------------------------------------------
 
-    def cheapest(self, call: Call, choices: list[Choice]) -> tuple[Choice, str] | None:
-        """Return the algorithm with the lowest predicted time, and the reason as text.
+    def cheapest(
+        self, call: Call, rivals: Sequence[Rival], linked: bool = False
+    ) -> tuple[str, str] | None:
+        """Return the name of the rival with the lowest predicted time, and the reason as text.
 
-        None if a time is unknown, or there are fewer than two algorithms.
+        It is the same on all ranks.  None if a time is unknown, or there are fewer than two rivals.
+        With `linked` the links between nodes count most, and many ranks are scaled down.
         """
-        times = [(self.modelled(call, choice), choice) for choice in choices]
-        known = [(seconds, choice) for seconds, choice in times if seconds is not None]
-        if len(known) < len(times) or len(known) < 2:
+        model, found = self.model, []
+        if model is None or len(rivals) < 2:
             return None
-        seconds, best = min(known, key=lambda pair: pair[0])
-        others = [f"{c.name} {s * 1e6:.3g} µs" for s, c in known if c is not best]
-        return best, f"cost model: {best.name} {seconds * 1e6:.3g} µs, {', '.join(others)}"
+        for rival in rivals:
+            times = [(self.modelled(call, one, linked), one.name) for one in rival.choices]
+            known = [(seconds, by) for seconds, by in times if seconds is not None]
+            if not known:
+                return None
+            seconds, by = min(known)
+            if rival.meets is not None:
+                seconds += model.seconds("barrier", rival.meets, 0, linked) or 0.0
+            label = rival.name if by == rival.name else f"{rival.name} (as {by})"
+            counts = seconds * AHEAD if rival.prior else seconds
+            found.append((counts, seconds, f"{label} {format_time(seconds)}", rival.name))
+        found.sort(key=itemgetter(0))
+        _, least, _, name = found[0]
+        told = ", ".join(label for *_, label, _ in found)
+        if least > min(seconds for _, seconds, *_ in found):
+            told += f"; the rules name {name}, and nothing is clearly faster"
+        few = f" ({self.scaled_down})" if linked and self.scaled_down else ""
+        links = " with the measured links" if linked else ""
+        return name, f"cost model{links}: {told}{few}"
 
-    def modelled(self, call: Call, choice: Choice) -> float | None:
-        """Return an algorithm's time in seconds by the cost model; None if it is unknown."""
+    def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
+        """Return an algorithm's time in seconds by the cost model; None if it is unknown.
+
+        `few` is that of :meth:`Model.seconds`.
+        """
         if self.model is None or call.uneven_alltoall:
             return None
-        return self.model.seconds(call.collective, choice, call.nbytes)
+        return self.model.seconds(call.collective, choice, call.nbytes, few)
 
-    def of_executor(self, call: Call, name: str) -> float | None:
-        """Return the time of an executor in shared memory: that of the faster of its schedules."""
-        runs = _RUNS.get(name, ())
-        known = [a for a in algorithms(call.collective, one_sided=True) if a.name in runs]
-        times = [self.modelled(call, Choice(algorithm)) for algorithm in known]
-        return min((seconds for seconds in times if seconds is not None), default=None)
-
-    def between_nodes(
-        self, collective: str, choices: list[Choice], nbytes: int
-    ) -> list[float] | None:
-        """Return the algorithms' predicted times in seconds, in the order of `choices`.
-
-        None if the links between nodes were not measured separately, or a time is unknown.
-        """
-        if self.model is None or self.model.calibration.far_alpha is None:
-            return None
-        times = [self.model.seconds_of_few(collective, choice, nbytes) for choice in choices]
-        known = [seconds for seconds in times if seconds is not None]
-        return known if len(known) == len(times) else None
+    @property
+    def knows_links(self) -> bool:
+        """Whether the links between nodes were measured separately."""
+        return self.calibration is not None and self.calibration.far_alpha is not None
 
     @property
     def scaled_down(self) -> str:
@@ -325,11 +361,16 @@ class Estimates:
             return (
                 candidate if seconds is None else replace(candidate, seconds=seconds, basis=TABLE)
             )
-        if candidate.choice is None:
-            seconds = self.of_executor(call, candidate.name)
-        else:
-            seconds = self.modelled(call, candidate.choice)
+        choices = [candidate.choice] if candidate.choice else runs(candidate.name, call.collective)
+        known = [time for one in choices if (time := self.modelled(call, one)) is not None]
+        seconds = min(known, default=None)
         return candidate if seconds is None else replace(candidate, seconds=seconds, basis=MODEL)
+
+
+def runs(executor: str, collective: str) -> list[Choice]:
+    """Return the schedules of an executor in shared memory; none for the other executors."""
+    names = _RUNS.get(executor, ())
+    return [Choice(a) for a in algorithms(collective, one_sided=True) if a.name in names]
 
 
 def memory_of(symmetric: bool) -> str:

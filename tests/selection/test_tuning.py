@@ -18,7 +18,7 @@ from mpidist.schedule.cost import Sharing, cost
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
 from mpidist.selection.choose import Candidate, Candidates, Means, choose, why_not
-from mpidist.selection.estimates import MODEL, MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.estimates import MODEL, MOST_RANKS, Calibration, Estimates, Model, Rival
 from mpidist.selection.rules import Rule
 from mpidist.selection.segmentation import Segmentation
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, kind_for, rules_of
@@ -288,6 +288,36 @@ def test_calibrated_cost_model_chooses():
     assert chosen(None, call_for(16), means=able, calibration=slow).name == "native"
 
 
+def test_the_cheapest_of_all_that_can_serve():
+    """Shared memory beside messages, if the library cannot; the rules if a time is unknown."""
+    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    able, call = means_of(native="not today", staged=None), call_for(1 << 12)
+    known = replace(KNOWN, mapped=near)
+    candidate = chosen(None, call, means=able, calibration=known)
+    assert candidate.name == "staged" and candidate.why.startswith("cost model: staged (as slots")
+    busy = replace(known, mapped=replace(near, meeting=1.0))
+    candidate = chosen(None, call, means=able, calibration=busy)
+    assert candidate.choice is not None and candidate.why.startswith("cost model: ")
+    candidate = chosen(None, call, means=able, calibration=KNOWN)
+    assert candidate.name == "staged" and candidate.why.startswith("shipped rule: ")
+
+
+@pytest.mark.parametrize("prior", ["ring", "direct"])
+def test_what_the_rules_name_stands_where_it_is_close(prior):
+    """Ring and direct take equally long; linear takes several times that."""
+    estimates, call = advised(None, calibration=KNOWN), call_for(1 << 16)
+    for names in (("ring", "direct", "linear"), ("linear", "direct", "ring")):
+        rivals = [Rival(n, [find("allreduce", n)], n == prior) for n in names]
+        assert estimates.cheapest(call, rivals)[0] == prior
+        rivals = [Rival(n, [find("allreduce", n)], n == "linear") for n in names]
+        assert estimates.cheapest(call, rivals)[0] != "linear"
+    assert estimates.cheapest(call, rivals[:1]) is None
+    wide = advised(None, ((0, 1),), calibration=Calibration(1e-5, 1e-9, 0.0))
+    rivals = [Rival(n, [find("allreduce", n)], n == "ring") for n in ("recursive_doubling", "ring")]
+    name, why = wide.cheapest(call_for(1 << 16, size=2), rivals)
+    assert name == "ring" and why.endswith("; the rules name ring, and nothing is clearly faster")
+
+
 NODES = tuple(tuple(range(8 * k, 8 * k + 8)) for k in range(8))
 
 
@@ -351,12 +381,14 @@ def test_predicted_times_of_executors():
     def of(name, collective="allreduce"):
         return estimates.model.seconds(collective, find(collective, name), call.nbytes)
 
-    assert estimates.of_executor(call, "symmetric") == of("in_place") > 0
-    assert estimates.of_executor(call, "staged") == min(of("slots"), of("slots_one_shot"))
-    assert estimates.of_executor(call, "native") is None
-    assert estimates.of_executor(call, "single_copy") is None, "it was not measured"
-    found = estimates.predicted(call, Candidate("staged", None, ""), "private")
-    assert (found.seconds, found.basis) == (estimates.of_executor(call, "staged"), MODEL)
+    def expected(name):
+        return estimates.predicted(call, Candidate(name, None, ""), "private").seconds
+
+    assert expected("symmetric") == of("in_place") > 0
+    assert expected("staged") == min(of("slots"), of("slots_one_shot"))
+    assert expected("native") is None
+    assert expected("single_copy") is None, "it was not measured"
+    assert estimates.predicted(call, Candidate("staged", None, ""), "private").basis == MODEL
 
 
 def test_communicators_of_one_shape_share_their_predictions():
@@ -498,6 +530,9 @@ def test_a_choice_says_which_constants_it_lacks():
 
     assert missing(means_of(native=without)) == near
     assert missing(means_of(two), two) == missing(means_of(two, without), two) == far
+    gather = Candidates(call_for(16, None, collective="gather"), means_of(native=without))
+    alone = choose(gather, "auto", CollectiveConfig(), advised(None, calibrates=True))
+    assert (alone.name, alone.missing) == ("binomial", ()), "there is nothing to compare it with"
     for nothing in (
         missing(means_of()),  # native is taken anyhow
         missing(means_of(symmetric=None)),
