@@ -180,7 +180,7 @@ def _there_and_back(comm: MeasuredGroup, first: int, second: int, nbytes: int) -
 
 
 VARIABLE = "MPIDIST_CALIBRATE"
-SECONDS = 0.02  # for all pairs and lengths together; with the rest well below 50 ms
+SECONDS = 0.02  # for all pairs and lengths together, and for memory; with the rest below 50 ms
 _SHORTER = 128 << 10  # bytes of the long message, where the time is short
 _MOST_TRIPS = 50
 _LAST = 1  # first byte of the message of the last round trip
@@ -309,7 +309,7 @@ def _move(
 
 
 _STORED = 512 << 10  # bytes that a rank stores at a time, and another one reads
-_MEETINGS, _PASSES = 20, 7
+_MEETINGS, _PASSES, _LEAST = 20, 7, 3  # measurements: of a meeting, of all else, and if it is late
 _CACHE = 32 << 20  # bytes, where the system does not say
 
 
@@ -326,38 +326,47 @@ def _of_memory(
     them: to allocate arrays longer than the caches would take 10 ms and more.
     """
     try:
-        own = heap.empty((2 * _STORED,), np.dtype(np.uint8))
+        own = heap.empty((2 * _STORED + 1,), np.dtype(np.uint8))
     except MemoryError:
         return None, None
     location = heap.find(own)
     assert location is not None
-    peer = (heap.rank + 1) % heap.size
-    theirs, scratch = location.views(own.size, own.dtype)[peer], np.ones(_STORED, np.uint8)
-    mine, pushed, meet = own[:_STORED], own[_STORED:], _meeting(backend, heap, deadline)
+    peer, views = (heap.rank + 1) % heap.size, location.views(own.size, own.dtype)
+    mine, pushed = views[heap.rank][:_STORED], views[heap.rank][_STORED:-1]
+    there, push = views[peer][:_STORED], views[peer][_STORED:-1]
+    late = views[0][-1:]  # not 0 once rank 0 has used up the time
+    scratch, meet = np.ones(_STORED, np.uint8), _meeting(backend, heap, deadline)
     writing, streaming = store(mine, scratch), stream(mine, scratch)
-    reading, pushing = store(scratch, theirs[:_STORED]), store(theirs[_STORED:], scratch)
+    reading, pushing = store(scratch, there), store(push, scratch)
 
     # To take turns belongs to the times of more ranks than cores; other programs' load does not.
     turns = [meet] if backend.crowded else []
+    until = perf_counter() + SECONDS
 
-    def usual(times: Sequence[float]) -> float:
-        return sorted(times)[len(times) // (2 if turns else 4)]
+    def usual(before: Sequence[Action], measured: Sequence[Action], most: int = _PASSES) -> float:
+        """Return the usual seconds of what every rank does between two meetings."""
+        times = []
+        for _ in range(most):
+            if heap.rank == 0 and perf_counter() > until:
+                late[0] = 1
+            _timed(before)
+            meet()
+            last = late[0]  # which rank 0 does not change before the next meeting
+            times.append(_timed(measured))
+            meet()
+            if last and len(times) >= _LEAST:
+                break
+        return sorted(times)[len(times) // 4]  # on a busy machine half of them are the scheduler's
 
     def rate(before: Action, measured: Sequence[Action]) -> float:
-        """Return the seconds per byte of what every rank does between two meetings."""
-        times = []
-        for _ in range(_PASSES):
-            before()
-            meet()
-            times.append(_timed([*measured, *turns]))
-            meet()
-        return max(usual(times) - len(turns) * meeting, 0.0) / _STORED
+        seconds = usual([before], [*measured, *turns])
+        return max(seconds - len(turns) * meeting, seconds / 2) / _STORED
 
     reading()  # maps the pages
     meet()
     row = [meet, *turns, *turns, *turns]
-    meeting = usual([_timed(row) / len(row) for _ in range(_MEETINGS)])
-    operands = [x.view(np.float32) for x in (pushed, theirs[:_STORED])]
+    meeting = usual([], row, _MEETINGS) / len(row)
+    operands = [x.view(np.float32) for x in (pushed, there)]
     folding = fold_in_order(find_op("sum"), operands, (0, 1), operands[:1], 0)
     figures = [
         meeting,
@@ -375,16 +384,15 @@ def _of_memory(
         call = partial(memory.read, peer, source, target)
         fetching = [partial(call, _STORED)]
         figures += [rate(writing, fetching), rate(streaming, fetching)]
-        figures.append(usual([_timed([partial(call, 1)]) for _ in range(_PASSES)]))
+        figures.append(usual([], [partial(call, 1)]))
     # The ranks' medians: one that was interrupted must not speak for all.
     meeting, read, stored, folded, beyond, *rest = map(median, zip(*heap.everyone(figures)))
     each, cache = meeting / (heap.size - 1), min(heap.everyone(_cache_bytes(heap.size)))
     mapped = Sharing(each, read, stored, max(folded - read, 0.0), beyond, cache)
     if not rest:
         return mapped, None
-    *fetched, access = rest  # an access is in the other two as well
-    read, beyond = (max(rate - access / _STORED, 0.0) for rate in fetched)
-    return mapped, Sharing(each, read, read, gamma, beyond, cache, access)
+    fetched, beyond, access = rest
+    return mapped, Sharing(each, fetched, fetched, gamma, beyond, cache, access)
 
 
 def _meeting(backend: Backend, heap: Heap, deadline: float | None) -> Action:

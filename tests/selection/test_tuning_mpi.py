@@ -12,6 +12,7 @@ import mpidist
 from mpidist import ConfigError
 from mpidist.backends import process_memory
 from mpidist.communicator.layers import calibrate
+from mpidist.engine import calibration
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, rules_of
 
@@ -191,7 +192,13 @@ def test_calibration_of_shared_memory(comm, made, monkeypatch):
     assert comm.allgather_object(found) == [found] * comm.size
     for sharing in (found.mapped, found.published or found.mapped):
         assert 0 < sharing.meeting < 1e-1 and sharing.cache > 1 << 16
-        assert 0 <= sharing.read < 1e-6 and 0 <= sharing.store < 1e-6 and sharing.combine >= 0
+        assert 0 < sharing.read < 1e-6 and 0 < sharing.store < 1e-6 and sharing.combine >= 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "SECONDS", 0.0)  # all ranks stop at the same pass
+        hurried = calibrate(tuned)
+    assert comm.allgather_object(hurried) == [hurried] * comm.size
+    assert 0 < hurried.mapped.read < 1e-6 and hurried.mapped.meeting > 0
 
     def refused(*_):
         raise mpidist.Unsupported("not today")
