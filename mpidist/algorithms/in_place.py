@@ -15,7 +15,7 @@ from .relabel import inward, onward, whole_fold
 def allreduce_in_place(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays, then stores it in all of them.
 
-    Rounds: 2 between 2 meetings.  Bytes per rank: n read and (p-1)/p n stored, the lower bound.
+    Rounds: 2 between 2 meetings.  Bytes per rank: (p-1)/p n read, as much stored: the lower bound.
 
     Block 2 on 5 ranks, combined by rank 2::
 

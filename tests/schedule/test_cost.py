@@ -1,6 +1,7 @@
 """The cost model: equal to the closed forms of the textbooks where these hold."""
 
 import math
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError
 from mpidist.schedule import Algorithm, Fold, Get, Meet, Recv, Send, algorithms, prove
 from mpidist.schedule.cost import Link, Sharing, cost
 from mpidist.schedule.memories import MEMORIES
+from mpidist.schedule.registry import documented_costs
 
 A, B, C = 3e-6, 2e-10, 5e-11  # alpha, beta, gamma
 RATES = {"alpha": A, "beta": B, "gamma": C}
@@ -222,6 +224,28 @@ def test_bytes_in_the_memory_of_others():
     assert found.read == (900, 0, 900) and found.stored == (0, 0, 0)
     found = cost("alltoall", "slots", 3, 900, **RATES, segments=5, sharing=NEAR)
     assert found.read == (600,) * 3 and found.stored == (0, 0, 0)
+
+
+FORMS_OF_5 = {"n/p": 1, "n": 5, "(p-1)/p n": 4, "2(p-1)/p n": 8, "(p-1) n": 20}  # in n/p
+
+
+@pytest.mark.parametrize(
+    "algorithm", [a for a in algorithms(one_sided=True) if a.memory], ids=lambda a: a.label
+)
+def test_documented_bytes_in_the_memory_of_others(algorithm):
+    """Those of the rank that reads and stores most."""
+    told = documented_costs(algorithm.doc)[1]
+    read, stored = (
+        FORMS_OF_5[found[1]] if (found := re.search(rf"(\S+ n|n/p|n) {what}", told)) else 0
+        for what in ("read", "stored")
+    )
+    if "as much stored" in told or "or stored" in told:
+        stored = read
+    if "twice that" in told:
+        read *= 2
+    nbytes = 0 if algorithm.contract.idempotent else 5000
+    found = cost(algorithm.collective, algorithm, 5, nbytes, **RATES)
+    assert (max(found.read), max(found.stored)) == (1000 * read, 1000 * stored), told
 
 
 def test_beyond_the_caches():
