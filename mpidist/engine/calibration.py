@@ -238,7 +238,7 @@ def calibrate_shortly(
     found = Calibration(alpha, beta, gamma)
     if far_alpha >= 0:
         found = replace(found, far_alpha=far_alpha, far_beta=far_beta)
-    if heap is None or heap.size == 1:
+    if heap is None:
         return found
     mapped, published = _of_memory(backend, heap, gamma, deadline)
     return replace(found, mapped=mapped, published=published)
@@ -376,12 +376,12 @@ def _of_memory(
         rate(streaming, [reading]),
     ]
     try:
-        memory = process_memory.connect(heap.rank, heap.everyone)
+        memory = process_memory.connect(heap.rank, heap.ranks, heap.everyone)
     except Unsupported:
         pass
     else:
-        source, target = heap.everyone(address(mine))[peer], address(scratch)
-        call = partial(memory.read, peer, source, target)
+        there_at, target = heap.everyone(address(mine))[heap.ranks[peer]], address(scratch)
+        call = partial(memory.read, heap.ranks[peer], there_at, target)
         fetching = [partial(call, _STORED)]
         figures += [rate(writing, fetching), rate(streaming, fetching)]
         figures.append(usual([], [partial(call, 1)]))

@@ -98,8 +98,10 @@ class Service:
         `operation` is the call that needs them.
         """
         backend, groups, sequencer = self.backend, self.topology.groups, self.sequencer
+        # A rank that is alone on its node would have nobody to read from.
+        heap = self.heap if min(map(len, self.groups)) > 1 else None
         found = sequencer.set_up(
-            operation, lambda: calibrate_shortly(backend, groups, self.heap, sequencer.deadline())
+            operation, lambda: calibrate_shortly(backend, groups, heap, sequencer.deadline())
         )
         self.learn(found)
         return found

@@ -25,13 +25,11 @@ from .layout import Plan
 from .reach import Reach
 from .schedules import UNEVEN, ScheduleExecutor
 
-_PIECE_BYTES = 64 << 10  # 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, 2 ranks
-_MOST_PIECES = 8  # more would make binding too slow for an array that is used in one call only
 _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
-_BY_PIECES = ("allgather", "broadcast", "gather", "alltoall")
-"""Collectives in which a rank writes a piece while others read the one before: of a broadcast of
-1 MiB 0.75 of the time that it took with separate memory for each piece (2 ranks)."""
-_SHIPPED = (*_BY_PIECES, "allreduce", "reduce", "reduce_scatter", "scatter")
+_SHIPPED = (
+    *("allreduce", "reduce", "reduce_scatter", "allgather"),
+    *("broadcast", "gather", "scatter", "alltoall"),
+)
 
 
 class Staged(ScheduleExecutor):
@@ -114,7 +112,9 @@ class Staged(ScheduleExecutor):
             collective = call.collective
             short = collective in self._one_shot and one_shot(call)
             choice = (self._one_shot if short else self._shipped)[collective]
-        plan = self.plan(call, choice, _pieces(call, choice))
+        largest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
+        pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, call.size, largest)[0]
+        plan = self.plan(call, choice, pieces)
         return self.program(call, plan, background, repeated, turn, slot=turn)
 
     def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
@@ -132,14 +132,3 @@ class Staged(ScheduleExecutor):
             else:
                 arrays[key] = unowned(call.x if kind == "in" else call.out)
         return Reach(arrays, [], in_place=call.in_place)
-
-
-def _pieces(call: Call, choice: Choice) -> int:
-    """Return the number of pieces that each block goes in, equal on all ranks."""
-    if call.collective not in _BY_PIECES or "pieces" not in choice.algorithm.uses:
-        return 1
-    longest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
-    piece = _PIECE_BYTES
-    if call.collective == "alltoall":
-        piece //= max(call.size - 1, 1)
-    return max(1, min(_MOST_PIECES, -(-longest // piece)))
