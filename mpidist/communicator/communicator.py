@@ -1333,7 +1333,8 @@ class Communicator:
                 reason = self._why_not_on_gpus() or gpu.why_no_symmetric_memory
             if reason:
                 raise Unsupported(f"rank {self.rank}: {reason}")
-            means = replace(means, cannot_run=partial(_in_symmetric_memory, means.cannot_run))
+            if gpu is None:
+                means = replace(means, cannot_run=partial(_in_symmetric_memory, means.cannot_run))
             if collective in needs and (gpu is not None or self._service.apart is None):
                 reasons[symmetric] = None
         for name in without:
