@@ -191,7 +191,7 @@ _RUNS = {
     STAGED: ("slots", "slots_one_shot"),
     SINGLE_COPY: ("published",),
 }
-"""The schedules that an executor in shared memory runs, or does by kernels of its own."""
+"""The schedules of which an executor in shared memory runs one."""
 
 
 class Estimates:

@@ -1,14 +1,14 @@
-"""Shared memory of the ranks of a node: symmetric arrays, and executors of collectives in it.
+"""Shared memory of the ranks of a node: symmetric arrays, slots, barriers, and kernels in it.
 
 ============  ==============================================================================
-executors     slots (``staged``), single_copy; in_place: what ``symmetric`` needs; host
+calls         in_place: which array must be symmetric; host: what executors are made from
 kernels       kernel (phases), fold (combine), barrier, conditional (skippable actions)
 memory        heap: symmetric arrays, the staging slots and the words of the barriers
 run           steps: a kernel as steps of compiled code
 C code        compiled (ctypes bindings), compiled.c, steps.c, module.c
 ============  ==============================================================================
 
-The engine lists the executors and runs their programs.
+The engine has the executors, which bind schedules to this memory.
 """
 
 from ..calls.arrays import check_shape

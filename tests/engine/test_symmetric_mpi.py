@@ -186,7 +186,7 @@ def pairs():
 
 
 def test_own_schedule(comm, pairs):
-    """Blocking, in the background, repeated, in place; see test_mapped.py for others."""
+    """Blocking, in the background, repeated, in place; see test_symmetric.py for others."""
     prove("allreduce", pairs, comm.size)
     for n in (0, 1, 5, 1009):
         x, out = comm.empty(n), comm.empty(n)
