@@ -545,7 +545,7 @@ def _two_levels(candidates: Candidates) -> list[Rival]:
         names = dict.fromkeys(rule.choose for rule in ordered)
         return [choice for name in names if (choice := candidates.algorithm(name)) is not None]
 
-    across = [rule for rule in RULES[call.collective] if rule.between_nodes]
+    across = [r for r in RULES[call.collective] if r.between_nodes and r.at(place)]
     two = fitting(across, place)[:1]
     flat = fitting(_by_messages(call.collective), replace(place, native=False))
     if not two or not flat:

@@ -62,6 +62,8 @@ class Rule:
         Largest number of ranks.
     native : bool or None
         Whether a collective of the MPI library can serve the call, too.
+    shared : bool
+        Whether it needs ranks that share a node.
     """
 
     choose: str
@@ -72,6 +74,7 @@ class Rule:
     nodes: tuple[float, float] = (1, ANY)
     ranks: float = ANY
     native: bool | None = None
+    shared: bool = False
 
     def holds(self, nbytes: float, place: Place) -> bool:
         """Return whether the rule applies to a call of `nbytes`; infinity if the bytes differ."""
@@ -87,6 +90,7 @@ class Rule:
             and self.nodes[0] <= place.nodes <= self.nodes[1]
             and place.size <= self.ranks
             and self.native in (None, place.native)
+            and (not self.shared or place.size > place.nodes)
         )
 
     @property
@@ -188,7 +192,7 @@ _NATIVE = (Rule(NATIVE),)
 # Allreduce of symmetric arrays took 0.6 of native's time at 64 KiB, 0.4 at 16 MiB; of private ones
 # 0.7 to 0.9 through slots, and 0.8 by single copies at 16 MiB.
 def _in_nodes(*rules: tuple[str, float, float]) -> tuple[Rule, ...]:
-    return tuple(Rule(name, start, below, nodes=_SEVERAL) for name, start, below in rules)
+    return tuple(Rule(name, a, b, nodes=_SEVERAL, shared=True) for name, a, b in rules)
 
 
 def _without_native(*rules: tuple[str, float, float]) -> tuple[Rule, ...]:
