@@ -17,7 +17,17 @@ from ..errors import ScheduleError
 from ..operations import Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Algorithm, Choice, Groups
-from ..schedule.rounds import ONE_SIDED, Copy, Recv, Reduce, Send, Step, block_tuple, segmented
+from ..schedule.rounds import (
+    ONE_SIDED,
+    Copy,
+    Recv,
+    Reduce,
+    Send,
+    Step,
+    block_tuple,
+    blocks,
+    segmented,
+)
 from ..schedule.unrolled import Lengths, Strands, Written, materialise
 from ..selection.segmentation import Segmentation
 from .storage import Memory, MessageScratch, Piece, Storage, merge, merge_rows
@@ -204,8 +214,12 @@ class Placed(NamedTuple):
     rows: Sequence[tuple[Piece, ...]]
 
 
-def place(steps: Sequence[Step], storage: Storage, rank: int) -> list[Placed]:
+def place(
+    steps: Sequence[Step], storage: Storage, rank: int, part: tuple[int, int] = (0, 1)
+) -> list[Placed]:
     """Return the steps of a round of `rank` with the memory of their blocks.
+
+    ``part=(k, n)`` is piece k of n of each block.
 
     Sends are the first, because they send the contents that blocks had before the round; the others
     stay in order: two reductions of a block in one round combine in that order on every run, on
@@ -214,19 +228,28 @@ def place(steps: Sequence[Step], storage: Storage, rank: int) -> list[Placed]:
     _check(steps, rank)
     sends = [step for step in steps if isinstance(step, Send)]
     rest = [step for step in steps if not isinstance(step, Send)]
-    return [Placed(step, _rows_of(step, storage)) for step in (*sends, *rest)]
+    return [Placed(step, _rows_of(step, storage, part)) for step in (*sends, *rest)]
 
 
-def _rows_of(step: Step, storage: Storage) -> Sequence[tuple[Piece, ...]]:
+def _rows_of(step: Step, storage: Storage, part: tuple[int, int]) -> Sequence[tuple[Piece, ...]]:
     if isinstance(step, Copy):
-        return _copied(step, storage)
+        return [(_piece(one, part), _piece(other, part)) for one, other in _copied(step, storage)]
     assert isinstance(step, (Send, Recv, Reduce))
     places = [(step.buffer, b) for b in block_tuple(step.blocks)]
     if isinstance(step, Reduce):
-        own = [storage.read(place) for place in places]
-        return [(mine, storage.write(place)) for mine, place in zip(own, places)]
+        own = [_piece(storage.read(place), part) for place in places]
+        return [(mine, _piece(storage.write(at), part)) for mine, at in zip(own, places)]
     where = storage.read if isinstance(step, Send) else storage.write
-    return [(piece,) for piece in merge([where(place) for place in places])]
+    return [(piece,) for piece in merge([_piece(where(place), part) for place in places])]
+
+
+def _piece(whole: Piece, part: tuple[int, int]) -> Piece:
+    k, count = part
+    if count == 1:
+        return whole
+    array, start, stop = whole
+    found = blocks(stop - start, count)[k]
+    return array, start + found.start, start + found.stop
 
 
 def _copied(step: Copy, storage: Storage) -> list[tuple[Piece, Piece]]:
@@ -360,6 +383,24 @@ class Binder:
                 placed = place(item, storage, self.backend.rank)
                 items.append(self.round(placed, arena, tag, heard))
         return items
+
+    def side(
+        self,
+        strands: Sequence[Sequence[Sequence[Placed]]],
+        window: int,
+        arena: MessageScratch,
+        heard: set[int],
+    ) -> list[Round | Side]:
+        """Bind strands of placed rounds; a single one is bound as rounds."""
+        if len(strands) == 1:
+            return [self.round(steps, arena, 0, heard) for steps in strands[0]]
+        known = [set(heard) for _ in strands]
+        bound: list[list[Round | Side]] = [
+            [self.round(steps, arena.slot(k % window), of_strand(0, k), known[k]) for steps in one]
+            for k, one in enumerate(strands)
+        ]
+        heard.update(*known)
+        return [Side(bound, window)]
 
     def round(
         self, steps: Sequence[Placed], arena: MessageScratch, tag: int, heard: set[int]

@@ -17,7 +17,8 @@ from ..errors import ScheduleError
 from ..schedule.phases import REST, Cell, Messages, Row, phases_of
 from ..schedule.registry import Choice, Groups
 from ..schedule.unrolled import Lengths
-from .binding import place
+from ..selection.segmentation import Segmentation
+from .binding import Placed, place
 from .storage import Piece, Storage, merge_rows, writes
 
 _KEPT = 1024  # layouts of a plan
@@ -38,8 +39,12 @@ class Plan:
         The algorithm.
     groups : tuple of tuple of int
         The ranks of each node.
-    arity, pieces : int
-        Default arity of a tree, and number of pieces that each block is cut into.
+    arity : int
+        Default arity of a tree.
+    pipelining : Segmentation
+        The segments of long messages between nodes.
+    pieces : int
+        Number of pieces that each block is cut into.
 
     Attributes
     ----------
@@ -73,10 +78,12 @@ class Plan:
         choice: Choice,
         groups: Groups,
         arity: int,
+        pipelining: Segmentation,
         pieces: int = 1,
     ):
         rank, size, root = self._place = call.rank, call.size, call.root
         algorithm, self.pieces = choice.algorithm, pieces
+        self._algorithm, self._pipelining = algorithm, pipelining
         self.contract = contract = algorithm.contract
         count = algorithm.block_count(size, groups) * pieces
         self.ranges = {
@@ -138,8 +145,12 @@ class Plan:
                 lengths = Lengths.even(call.count, count, pieces)
             if len(self._layouts) >= _KEPT:
                 self._layouts.clear()
-            align = max(1, _LINE // max(call.dtype.itemsize, 1))
-            found = self._layouts[key] = Layout(self, self._place, lengths, align)
+            segments, itemsize = (1, 1), max(call.dtype.itemsize, 1)
+            if self._algorithm.local and self.mixed:
+                longest = max(lengths.outgoing, default=0) * itemsize
+                segments = self._pipelining.between_nodes(self._algorithm, longest)
+            align = max(1, _LINE // itemsize)
+            found = self._layouts[key] = Layout(self, self._place, lengths, align, segments)
         return found
 
 
@@ -182,12 +193,19 @@ class Step(NamedTuple):
     targets: tuple[Piece, ...]
 
 
+class Side(NamedTuple):
+    """Rounds of messages, in strands that run side by side: one for each piece of the blocks."""
+
+    strands: list[list[list[Placed]]]
+    window: int
+
+
 class Layout:
     """A schedule with lengths: each step has pieces of arrays, which are not bound to memory yet.
 
     Attributes
     ----------
-    steps : list of list of (Step or list of Placed)
+    steps : list of list of (Step or Side)
         The steps and the rounds of messages of each phase; neighbouring blocks are one step.
     finish : list of (Piece, Piece)
         Copies (target, source) in the end, of blocks of the result that are still elsewhere.
@@ -199,7 +217,15 @@ class Layout:
         The element at which each part of a slot begins.
     """
 
-    def __init__(self, plan: Plan, where: tuple[int, int, int], lengths: Lengths, align: int):
+    def __init__(
+        self,
+        plan: Plan,
+        where: tuple[int, int, int],
+        lengths: Lengths,
+        align: int,
+        segments: tuple[int, int],
+    ):
+        self._segments = segments
         self._plan, self._lengths, self._rank = plan, lengths, where[0]
         self.lengths: dict[Any, int] = {}
         self._keys: dict[Key, Key] = {}
@@ -268,16 +294,20 @@ class Layout:
     def _phase(self, parts: Sequence[Row | Messages]) -> list[Any]:
         """Return the steps of a phase; its rounds of messages stay rounds."""
         steps: list[Any] = []
-        rows: list[Row] = []
-        for part in parts:
-            if isinstance(part, tuple):
-                steps += self.steps_of(rows)
-                rows = []
-                steps.append(place(part, self._storage, self._rank))
-            else:
-                rows.append(part)
-        steps += self.steps_of(rows)
+        for messages, group in groupby(parts, lambda part: isinstance(part, tuple)):
+            found: list[Any] = list(group)
+            steps += [self._side(found)] if messages else self.steps_of(found)
         return steps
+
+    def _side(self, rounds: Sequence[Messages]) -> Side:
+        """Return rounds of messages in a row, cut into segments: each does what the whole does."""
+        (count, window), where, strands = self._segments, self._storage.where, []
+        before = dict(where)
+        for k in range(count):
+            where.clear()
+            where.update(before)
+            strands.append([place(one, self._storage, self._rank, (k, count)) for one in rounds])
+        return Side(strands, window)
 
     def steps_of(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps of rows; those of neighbouring blocks that are apart become one."""

@@ -124,14 +124,15 @@ class Binding:
 
         def add(parts: Sequence[Any], transfer: Transfer | None, actions: Sequence[Action]) -> None:
             """Add the rounds of a phase, behind `transfer` and `actions`."""
-            for messages, group in groupby(parts, lambda part: isinstance(part, list)):
-                if not messages:
+            for steps, group in groupby(parts, lambda part: type(part) is Step):
+                if steps:
                     actions = [*actions, *self.actions(list(group))]
                     continue
                 if transfer or actions:
                     items.append(Round((), transfer, tuple(actions)))
                 transfer, actions = None, []
-                items.extend(binder.round(placed, arena, 0, heard) for placed in group)
+                for side in group:
+                    items.extend(binder.side(side.strands, side.window, arena, heard))
             if transfer or actions:
                 items.append(Round((), transfer, tuple(actions)))
 

@@ -72,7 +72,7 @@ class ScheduleExecutor(Executor):
             host = self._host
             if len(self._plans) >= _KEPT:
                 self._plans.clear()
-            found = Plan(call, choice, host.groups, host.arity, pieces)
+            found = Plan(call, choice, host.groups, host.arity, host.pipelining, pieces)
             self._plans[key] = found
         return found
 

@@ -72,12 +72,20 @@ class Segmentation:
                 piece //= max(size - 1, 1)
             return max(1, min(_SLOT_PIECES, -(-largest // piece))), window
         if nodes > 1 and algorithm.local:
-            least, most = _BETWEEN_NODES
-            limit = min(limit, max(least, min(most, largest // 4)))
-            lanes = (algorithm.collective, algorithm.name.partition("/")[0]) == _FEWER
-            few = lanes and self.library.startswith("MPICH")
-            window = max(2, window - 1) if few else 2 * window
-        elif blocks >= size:
+            return self.between_nodes(algorithm, largest)
+        if blocks >= size:
             limit = _BLOCK_LIMIT
         segments = -(-largest // min(limit, _BLOCK_LIMIT))
         return max(1, min(STRANDS, segments)), window
+
+    def between_nodes(self, algorithm: Algorithm, largest: int) -> tuple[int, int]:
+        """Return the numbers as :meth:`of` does, for a hierarchical algorithm on several nodes.
+
+        One with shared memory in the nodes has segments between its meetings only.
+        """
+        least, most = _BETWEEN_NODES
+        limit = min(self.segment_bytes, max(least, min(most, largest // 4)))
+        lanes = (algorithm.collective, algorithm.name.partition("/")[0]) == _FEWER
+        few = lanes and self.library.startswith("MPICH")
+        window = max(2, self.window - 1) if few else 2 * self.window
+        return max(1, min(STRANDS, -(-largest // limit))), window
