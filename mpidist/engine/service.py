@@ -127,7 +127,8 @@ class Service:
         chosen = chooser.choose(call, algorithm, background, None if background else self.calibrate)
         executor = chooser.executor(chosen, call, background)
         while not executor.ready:
-            self.sequencer.set_up(call.fingerprint, executor.make_ready)
+            # Not the call's text alone: a rank that calls the library announces the same.
+            self.sequencer.set_up(f"{call.fingerprint} by {executor.name}", executor.make_ready)
             chooser.forget()
             chosen = chooser.choose(call, algorithm, background)
             executor = chooser.executor(chosen, call, background)

@@ -246,6 +246,20 @@ def test_a_mismatch_is_reported_with_both_calls(comm):
     assert "allreduce" in str(caught.value)
 
 
+@pytest.mark.parametrize("per_node", (2, 64))
+def test_a_library_call_beside_one_that_sets_up_memory(comm, per_node):
+    """The set-up of slots is no call of the library, whatever the calls have in common."""
+    if comm.size < 2 or comm.topology.num_nodes > 1:
+        pytest.skip("needs at least 2 ranks")
+    own = on_nodes(comm, per_node, CollectiveConfig(timeout=10.0))
+    one = own.topology.num_nodes == 1
+    name = "staged" if one else algorithm(own, "hierarchical", "slots", "allreduce")
+    with pytest.raises(mpidist.CollectiveMismatch, match="by staged") as caught:
+        own.allreduce(np.ones(100), algorithm="native" if own.rank == 0 else name)
+    assert "allreduce op=sum 100 x float64" in str(caught.value)
+    assert own.allreduce(1) == own.size
+
+
 def test_blocks_of_one_length_and_of_another(nodes):
     """Slices of the lanes differ by one element."""
     name = algorithm(nodes, "hierarchical", "slots", "allreduce")
