@@ -219,7 +219,7 @@ class Service:
         kind = executor.kind(call)
         if kind is None:
             return None
-        key = executor.name, kind, call.even, call.agreed
+        key = executor.name, chosen.name, kind, call.even, call.agreed
         return self.programs.get_or_bind(key, call, self._bind_kind, executor, chosen, owners=None)
 
     def _bind_kind(self, call: Call, executor: Executor, chosen: Candidate) -> Bound:

@@ -1,7 +1,9 @@
 """Schedules with messages between nodes and shared memory in them: every collective and memory."""
 
 import gc
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -258,6 +260,22 @@ def test_a_library_call_beside_one_that_sets_up_memory(comm, per_node):
         own.allreduce(np.ones(100), algorithm="native" if own.rank == 0 else name)
     assert "allreduce op=sum 100 x float64" in str(caught.value)
     assert own.allreduce(1) == own.size
+
+
+def test_the_algorithm_that_is_named_runs(nodes, tmp_path):
+    """Calls of one kind, on new private arrays, share a program: one for each algorithm."""
+    names = sorted({algorithm(nodes, family, "slots", "allreduce") for family in FAMILIES})
+    names += ["hierarchical_leaders/slots/direct"]
+    path = nodes.broadcast_object(str(tmp_path / "trace.json"))
+    with nodes.trace(path):
+        for name in names:
+            for _ in range(3):
+                assert (nodes.allreduce(np.ones(100), algorithm=name) == nodes.size).all()
+    if nodes.rank == 0:
+        found = json.loads(Path(path).read_text())["traceEvents"]
+        ran = [e["args"]["algorithm"] for e in found if e.get("cat") == "collective"]
+        assert sorted(ran) == sorted(3 * nodes.size * names)
+    nodes.barrier()
 
 
 def test_blocks_of_one_length_and_of_another(nodes):
