@@ -98,6 +98,7 @@ class Plan:
             groups,
             count,
             results,
+            algorithm.memory,
         )
         ranks = phases.ranks
         if contract.idempotent:  # a barrier has meetings and messages, but no data

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain
 
 from ..errors import ScheduleError
+from .memories import Memory
 from .rounds import (
     BUFFERS,
     ONE_SIDED,
@@ -117,6 +118,7 @@ def phases_of(
     groups: Sequence[Sequence[int]],
     count: int,
     results: Callable[[int], range],
+    memory: Memory | None = None,
 ) -> Phases:
     """Return the phases of one rank.
 
@@ -132,12 +134,14 @@ def phases_of(
         The number of blocks that the data are cut into.
     results : callable
         ``results(rank)`` returns the blocks of "out" that are the result of each rank.
+    memory : Memory, optional
+        What ranks reach of each other; by default everything.
 
     Raises
     ------
     ScheduleError
         If the ranks' meetings cannot all take place, or a step reaches the memory of a rank of
-        another node.
+        another node, or a buffer that `memory` does not let it reach.
     """
     made = Phases(count, next(tuple(group) for group in groups if rank in group))
     mine: list[list[list[Row] | Messages]] = []
@@ -148,6 +152,8 @@ def phases_of(
             for step in chain.from_iterable(theirs):
                 if isinstance(step, ONE_SIDED):
                     _check(peer, group, step)
+                    if memory is not None:
+                        _check_reach(peer, step, memory)
         order = _meetings(rounds)
         if rank in group:
             made.stored = [{} for _ in range(len(order) + 1)]
@@ -216,6 +222,25 @@ def _check(rank: int, ranks: Sequence[int], step: Step) -> None:
             raise ScheduleError(
                 f"{step!r} names rank {peer}; the node has the ranks {there}", rank=rank
             )
+
+
+def _check_reach(rank: int, step: Step, memory: Memory) -> None:
+    """Raise if a step reads or writes a buffer of another rank that is not to be reached."""
+    if isinstance(step, Meet):
+        return
+    if isinstance(step, Put):
+        does, buffer, allowed = "write", step.target, memory.writes
+    else:
+        assert isinstance(step, (Get, Fold))
+        does, buffer, allowed = "read", step.source, memory.reads
+    peers = step.peers if isinstance(step, Fold) else (step.peer,)
+    if buffer not in allowed and any(peer != rank for peer in peers):
+        what = ", ".join(sorted(map(repr, allowed))) or "no buffer"
+        raise ScheduleError(
+            f"{step!r} {does}s {buffer!r} of another rank; in {memory.name!r} memory others may "
+            f"{does} {what}",
+            rank=rank,
+        )
 
 
 def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:

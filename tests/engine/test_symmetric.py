@@ -367,6 +367,10 @@ def test_no_shadow_in_the_background():
         ),
         (lambda rank: Get(3), "rank 0: Get.* names rank 3; the node has the ranks 0, 1, 2"),
         (lambda rank: Fold((rank, -1)), "rank 0: Fold.* names rank -1; the node has"),
+        (
+            lambda rank: Put((rank + 1) % 3, source="in", target="in"),
+            "rank 0: Put.* writes 'in' of another rank; in 'mapped' memory others may write 'out',",
+        ),
     ],
 )
 def test_steps_that_cannot_be(step, why):
