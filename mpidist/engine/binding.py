@@ -16,7 +16,7 @@ from ..calls.call import Call
 from ..errors import ScheduleError
 from ..operations import Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import Algorithm, Choice, Groups
+from ..schedule.registry import GENERATION, Algorithm, Choice, Groups
 from ..schedule.rounds import (
     ONE_SIDED,
     Copy,
@@ -190,7 +190,7 @@ class CallBinder:
         self, call: Call, choice: Choice, arity: int, segments: int, window: int
     ) -> Written:
         algorithm = choice.algorithm
-        key = (algorithm, arity, call.root, segments, window)
+        key = (algorithm, arity, call.root, segments, window, GENERATION[0])
         if key not in self._written:
 
             def make() -> Any:

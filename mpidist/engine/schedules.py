@@ -11,7 +11,7 @@ from ..backends.executor import Executor
 from ..backends.program import Action, Program
 from ..calls.call import Call
 from ..operations import divides_first, find_op
-from ..schedule.registry import Choice
+from ..schedule.registry import GENERATION, Choice
 from ..shared_memory.barrier import BoardArrival
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
@@ -66,7 +66,8 @@ class ScheduleExecutor(Executor):
 
     def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""
-        key = (choice.algorithm, choice.arity, call.root, pieces)
+        # One of its levels may have another schedule by now.
+        key = (choice.algorithm, choice.arity, call.root, pieces, GENERATION[0])
         found = self._plans.get(key)
         if found is None:
             host = self._host

@@ -10,6 +10,9 @@ import pytest
 
 import mpidist
 from mpidist import CollectiveConfig, Unsupported
+from mpidist.schedule import Get, Meet
+from mpidist.schedule import algorithm as registered
+from mpidist.schedule.registry import find, unregister
 from mpidist.schedule.rounds import blocks
 from tests.support.pretended import on_nodes
 
@@ -276,6 +279,37 @@ def test_the_algorithm_that_is_named_runs(nodes, tmp_path):
         ran = [e["args"]["algorithm"] for e in found if e.get("cat") == "collective"]
         assert sorted(ran) == sorted(3 * nodes.size * names)
     nodes.barrier()
+
+
+@pytest.mark.parametrize("memory", ("mapped", None))
+def test_a_level_that_is_registered_again(nodes, memory):
+    """Its new schedule runs: the whole algorithm has the same name and function as before."""
+    ran = []
+
+    def register(turn):
+        def broadcast(rank, size, root):
+            ran.append(turn)
+            if memory is None:
+                yield from find("broadcast", "binomial").algorithm.schedule(rank, size, root, 2, ())
+                return
+            yield Meet(range(size))
+            if rank != root:
+                yield Get(root)
+            yield Meet(range(size))
+
+        registered("broadcast", "twice", memory=memory)(broadcast)
+
+    x = nodes.empty(100)
+    try:
+        for turn in range(2):
+            register(turn)
+            x[:] = nodes.rank + turn
+            nodes.broadcast(x, algorithm="hierarchical_leaders/twice/binomial")
+            assert (x == turn).all()
+            if max(len(node) for node in nodes.topology.groups) > 1:
+                assert any(nodes.allgather_object(turn in ran))
+    finally:
+        unregister("broadcast", "twice")
 
 
 def test_blocks_of_one_length_and_of_another(nodes):
