@@ -119,7 +119,7 @@ class Plan:
         self.scratch = sorted(reached & {"tmp", REST})
         self.slots = sorted(reached - {*buffers, "tmp", REST})
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
-        self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.messages_first
+        self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.has_messages
         self.awaits: list[tuple[int, ...] | None] = [
             None if len(peers) == len(ranks) - 1 else tuple([ranks.index(peer) for peer in peers])
             for peers in phases.awaits

@@ -96,7 +96,7 @@ class Phases:
     meetings : int
         Largest number of meetings on a node.
     has_messages, messages_first : bool
-        Whether a rank has messages; and whether one has any before the first meeting.
+        Whether a rank has messages; whether one of this node has any before its first meeting.
     """
 
     count: int
@@ -150,7 +150,9 @@ def phases_of(
         rounds = {peer: list(_flat(schedule(peer))) for peer in group}
         for peer, theirs in rounds.items():
             for step in chain.from_iterable(theirs):
-                if isinstance(step, ONE_SIDED):
+                if isinstance(step, _MESSAGES):
+                    _check_peer(peer, groups, step)
+                elif isinstance(step, ONE_SIDED):
                     _check(peer, group, step)
                     if memory is not None:
                         _check_reach(peer, step, memory)
@@ -167,7 +169,7 @@ def phases_of(
                     if isinstance(part, tuple):
                         made.complete &= not any(isinstance(step, Reduce) for step in part)
                         made.has_messages = True
-                        made.messages_first |= number == 0
+                        made.messages_first |= number == 0 and rank in group
                         continue
                     for row in part:
                         made.complete &= len(row.ranks) in (0, sum(map(len, groups)))
@@ -222,6 +224,16 @@ def _check(rank: int, ranks: Sequence[int], step: Step) -> None:
             raise ScheduleError(
                 f"{step!r} names rank {peer}; the node has the ranks {there}", rank=rank
             )
+
+
+def _check_peer(rank: int, groups: Sequence[Sequence[int]], step: Step) -> None:
+    """Raise if a message is to this rank itself, or to a rank that there is not."""
+    assert isinstance(step, _MESSAGES)
+    if step.peer == rank:
+        raise ScheduleError(f"{step!r} names this rank as its peer; use Copy", rank=rank)
+    if not any(step.peer in group for group in groups):
+        size = sum(map(len, groups))
+        raise ScheduleError(f"{step!r} names rank {step.peer}; there are {size} ranks", rank=rank)
 
 
 def _check_reach(rank: int, step: Step, memory: Memory) -> None:

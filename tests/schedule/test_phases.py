@@ -133,13 +133,16 @@ def test_a_part_of_the_operands_is_not_complete():
 
 def test_messages_stay_rounds_and_keep_combinations_apart():
     def rounds(rank):
+        if rank == 2:
+            yield tuple(kind(peer, peer) for peer in (0, 1) for kind in (Send, Recv))
+            return
         yield Meet((0, 1))
         yield Fold((rank, 1 - rank), blocks=rank, target="tmp")
         yield Send(2, rank, "tmp"), Recv(2, rank)
         yield Copy(rank, rank, "tmp")
         yield Meet((0, 1))
 
-    made = phases_of(rounds, 1, [(0, 1)], 2, lambda peer: range(2))
+    made = phases_of(rounds, 1, [(0, 1), (2,)], 2, lambda peer: range(2))
     fold, messages, copy = made.rows[1]
     assert messages == (Send(2, 1, "tmp"), Recv(2, 1))
     assert fold.targets == [(1, "tmp", 1)] and copy.targets == [(1, "out", 1)]
@@ -164,6 +167,17 @@ def test_blocks_of_slots_know_what_they_hold():
     made = phases(rounds, count=4)
     assert made.held == {(r, "slot0", 0): {("in", 0), ("in", 1)} for r in (0, 1)}
     assert (1, "slot0") in made.reached
+
+
+@pytest.mark.parametrize(
+    ("peer", "why"),
+    [(1, "rank 1: Send.* names this rank as its"), (4, "names rank 4; there are 2")],
+)
+def test_messages_to_no_other_rank(peer, why):
+    """All ranks are told, so that none waits for one that has raised."""
+    for rank in range(2):
+        with pytest.raises(ScheduleError, match=why):
+            phases(lambda r: [Send(peer) if r else Copy(0, 0)], rank)
 
 
 def test_meetings_in_different_orders_never_take_place():
