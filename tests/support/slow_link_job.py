@@ -101,12 +101,16 @@ def symmetric(comm):
     reached = comm._service.heap.find(x).views(1, x.dtype)
     assert [view[0] for view in reached] == [rank + 1 for rank in node]
     comm.barrier()
-    for algorithm in ("auto", "native", "hierarchical", "ring"):
+    for algorithm in ("auto", "native", "hierarchical", "ring", "hierarchical/in_place/ring"):
         for _ in range(3):
             x[:] = comm.rank + 1
             comm.allgather(x, out=whole, algorithm=algorithm)
             assert (whole.reshape(4, -1) == np.arange(1, 5)[:, None]).all()
             assert (comm.allreduce(x, out=x, algorithm=algorithm) == 10).all()
+    for memory in ("slots", "published"):
+        for _ in range(3):
+            private = np.full(70_001, comm.rank + 1.0)
+            assert (comm.allreduce(private, algorithm=f"hierarchical/{memory}/ring") == 10).all()
     node = comm.split(comm.topology.node_rank)
     y = node.empty(1000)
     y[:] = 1
