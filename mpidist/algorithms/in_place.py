@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Put, Round
-from .relabel import inward, onward, whole_fold
+from .relabel import inward, onward, prefixed, whole_fold
 
 
 @algorithm("allreduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped")
@@ -214,6 +214,32 @@ def alltoall_in_place(rank: int, size: int) -> Iterator[Round]:
     fetched = (Get(peer, blocks=rank, source="in", to=peer) for peer in onward(rank, size))
     yield (Copy(rank, rank), *fetched)
     yield Meet(range(size))
+
+
+@algorithm("scan", "in_place", ordered=True, memory="mapped")
+def scan_in_place(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays up to its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    yield from prefixed(rank, size, rank + 1, Fold(range(rank + 1), target="tmp"))
+
+
+@algorithm("exscan", "in_place", ordered=True, memory="mapped")
+def exscan_in_place(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays before its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    yield from prefixed(rank, size, rank, Fold(range(rank), target="tmp"))
 
 
 @algorithm("barrier", "in_place", memory="mapped")

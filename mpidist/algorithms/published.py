@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Round
-from .relabel import inward, onward
+from .relabel import inward, onward, prefixed
 
 
 @algorithm("allreduce", "published", blocks=lambda size: size, ordered=True, memory="published")
@@ -138,6 +138,32 @@ def alltoall_published(rank: int, size: int) -> Iterator[Round]:
     fetched = (Get(peer, blocks=rank, source="in", to=peer) for peer in onward(rank, size))
     yield (Copy(rank, rank), *fetched)
     yield Meet(range(size))
+
+
+@algorithm("scan", "published", ordered=True, memory="published")
+def scan_published(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays up to its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    yield from prefixed(rank, size, rank + 1, Fold(range(rank + 1), target="tmp"))
+
+
+@algorithm("exscan", "published", ordered=True, memory="published")
+def exscan_published(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays before its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    yield from prefixed(rank, size, rank, Fold(range(rank), target="tmp"))
 
 
 @algorithm("barrier", "published", memory="published")

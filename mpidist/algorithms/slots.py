@@ -197,6 +197,39 @@ def alltoall_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
     yield from _pipelined(size, pieces, write, read)
 
 
+@algorithm("scan", "slots", ordered=True, memory="slots")
+def scan_slots(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the slots of the ranks up to itself.
+
+    Rounds: 2 and 1 meeting.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    if rank + 1 < size:
+        yield Copy(0, 0, target=SLOT)
+    yield Meet(range(size))
+    yield Fold(range(rank + 1), source=SLOT, own="in")
+
+
+@algorithm("exscan", "slots", ordered=True, memory="slots")
+def exscan_slots(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the slots of the ranks before it.
+
+    Rounds: 2 and 1 meeting.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    if rank + 1 < size:
+        yield Copy(0, 0, target=SLOT)
+    yield Meet(range(size))
+    if rank:
+        yield Fold(range(rank), source=SLOT)
+
+
 @algorithm("barrier", "slots", memory="slots")
 def barrier_slots(rank: int, size: int) -> Iterator[Round]:
     """All ranks meet.

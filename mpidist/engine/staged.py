@@ -28,7 +28,7 @@ from .schedules import UNEVEN, ScheduleExecutor
 _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
 _SHIPPED = (
     *("allreduce", "reduce", "reduce_scatter", "allgather"),
-    *("broadcast", "gather", "scatter", "alltoall"),
+    *("broadcast", "gather", "scatter", "alltoall", "scan", "exscan"),
 )
 
 

@@ -34,6 +34,8 @@ _SHIPPED = {
     "allgather": ("in_place",),
     "broadcast": ("in_place",),
     "alltoall": ("in_place",),
+    "scan": ("in_place",),
+    "exscan": ("in_place",),
     "reduce": ("in_place", "in_place_fetched"),
     "gather": ("in_place", "in_place_fetched"),
     "scatter": ("in_place", "in_place_stored"),

@@ -14,6 +14,8 @@ NEEDS = {
     "reduce_scatter": "x",
     "gather": "x",
     "alltoall": "x",
+    "scan": "out",
+    "exscan": "x",
 }
 """The array of each collective that must be symmetric, on every rank."""
 BY_PARTS = ("gather", "scatter")
@@ -39,11 +41,11 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
     """Return the text that identifies the symmetric memory of a call; equal on all ranks.
 
     `location` is that of :func:`location_of`.  For gather and scatter the text names only the
-    allocation.  For an allreduce it includes the input, if that is another symmetric array: the
-    other ranks read it there.  A private input is copied into the result first.
+    allocation.  For an allreduce or a scan it includes the input, if that is another symmetric
+    array: the other ranks read it there.  A private input is copied into the result first.
     """
     if call.collective in BY_PARTS:
         return f"@{location.allocation.number}"
-    own = call.collective == "allreduce" and not call.in_place and call.count > 0
+    own = call.collective in ("allreduce", "scan") and not call.in_place and call.count > 0
     source = heap.find(call.x) if own else None
     return location.key if source is None else f"{location.key} from {source.key}"

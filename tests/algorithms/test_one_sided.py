@@ -20,6 +20,7 @@ NONE = (lambda p: 0,) * 2
 TWICE = (lambda p: 2 * p * (p - 1), NONE[1])
 SHOT = (lambda p: p * p - p, NONE[1])  # all blocks by one rank
 UP = (lambda p: p * (p - 1) + p - 1, NONE[1])
+SCANS, BEFORE = ("scan", "exscan"), (lambda p: p * (p - 1) // 2, NONE[1])
 READ, STORED = (ALL[0], NONE[1]), (NONE[0], ALL[1])
 # Steps in a row, meetings; blocks read and stored, as functions of the size.
 FORMS = {
@@ -56,6 +57,8 @@ FORMS = {
     "scatter slots": (2, 1, ONE[0], NONE[1]),
     "alltoall slots": (2, 1, *READ),
     "barrier slots": (1, 1, *NONE),
+    **{f"{scan} {how}": (3, 2, *BEFORE) for scan in SCANS for how in ("in_place", "published")},
+    **{f"{scan} slots": (2, 1, *BEFORE) for scan in SCANS},
 }
 
 
@@ -82,8 +85,7 @@ def test_proved_and_counted(algorithm):
 def test_every_shipped_algorithm_is_counted():
     assert {a.label for a in SHIPPED} == set(FORMS)
     every = {(a.memory.name, a.collective) for a in SHIPPED}
-    known = set(COLLECTIVES) - {"scan", "exscan"}  # by messages only
-    assert every == {(m, c) for m in ("mapped", "published", "slots") for c in known}
+    assert every == {(m, c) for m in ("mapped", "published", "slots") for c in COLLECTIVES}
 
 
 @pytest.mark.parametrize("algorithm", SHIPPED, ids=names)
@@ -114,6 +116,10 @@ RACES = {
     "reduce published": (EARLY, ORDER, LATE),
     "allreduce slots": (ORDER, ORDER),
     "reduce slots": (ORDER, ORDER),
+    **{
+        f"scan {how}": (EARLY, f"same memory if the call is in place|{LATE}")
+        for how in ("in_place", "published")
+    },
 }
 
 
@@ -266,7 +272,10 @@ def test_every_order_has_the_result_of_direct(algorithm, in_place):
                         run.check(parts)
                         continue
                     found = run.run(parts)
-                    direct = find("allreduce", "direct").algorithm
+                    name = ("allreduce", "direct")
+                    if algorithm.collective in SCANS:
+                        name = (algorithm.collective, "chain")
+                    direct = find(*name).algorithm
                     wanted = play(direct, size, 0, pieces, 0, False)
                     wanted = wanted[0].run([unrolled(p) for p in _in_pieces(direct, size, pieces)])
                     count = algorithm.block_count(size) * pieces

@@ -43,7 +43,11 @@ def test_shipped_schedules(collective, name, size):
                     ranks.run(programs, seed)
                     assert [x.tobytes() for x in xs] == [x.tobytes() for x in kept]
                     for call, right in zip(calls, wanted):
-                        assert call.out is None or call.out.tobytes() == right.tobytes()
+                        assert (
+                            right is None
+                            or call.out is None
+                            or call.out.tobytes() == right.tobytes()
+                        )
 
 
 @pytest.mark.parametrize(("collective", "name"), WITH_DATA)
@@ -59,7 +63,7 @@ def test_streaming_stores(collective, name, monkeypatch):
         calls = ranks.calls(collective, xs, place, 1, op)
         ranks.run(ranks.bound(name, calls))
         for call, wanted in zip(calls, right):
-            assert call.out is None or call.out.tobytes() == wanted.tobytes()
+            assert wanted is None or call.out is None or call.out.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 5))

@@ -139,8 +139,13 @@ def combined(xs, op, parts):
 
 
 def expected(collective, xs, root, op):
-    """The result of every rank."""
+    """The result of every rank; None for none."""
     size = len(xs)
+    if collective in ("scan", "exscan"):
+        function, totals = find_op(op).function, [xs[0]]
+        for x in xs[1:]:
+            totals.append(function(totals[-1], x))
+        return totals if collective == "scan" else [None, *totals[:-1]]
     if op is not None:
         total = combined(xs, op, blocks(xs[0].size, size))
         return np.split(total, size) if collective == "reduce_scatter" else [total] * size
