@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from ..calls.call import Call
 from ..errors import ScheduleError
 from ..schedule.phases import REST, Cell, Messages, Row, phases_of
-from ..schedule.registry import Choice, Groups
+from ..schedule.registry import GENERATION, Choice, Groups
 from ..schedule.unrolled import Lengths
 from ..selection.segmentation import Segmentation
 from .binding import Placed, place
 from .storage import Piece, Storage, merge_rows, writes
 
-_KEPT = 1024  # layouts of a plan
+_KEPT = 1024  # layouts of a plan, and plans of a memory
 _LINE = 64  # bytes of a cache line
 ARGUMENT = {"in": "x", "out": "out"}
 """The argument of a call that is in each buffer."""
@@ -70,6 +70,8 @@ class Plan:
         The places on the node of the ranks that each meeting awaits; None for all.
     may_copy : bool
         Whether a private input may be copied to the result, and be read there.
+    needs : list of str
+        The arguments that are enough in shared memory: the result alone, if `may_copy`.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Plan:
         self.scratch = sorted(reached & {"tmp", REST})
         self.slots = sorted(reached - {*buffers, "tmp", REST})
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
+        self.needs = sorted({"out" if self.may_copy else ARGUMENT[b] for b in self.shared})
         self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.has_messages
         self.awaits: list[tuple[int, ...] | None] = [
             None if len(peers) == len(ranks) - 1 else tuple([ranks.index(peer) for peer in peers])
@@ -152,6 +155,26 @@ class Plan:
                 segments = self._pipelining.between_nodes(self._algorithm, longest)
             align = max(1, _LINE // itemsize)
             found = self._layouts[key] = Layout(self, self._place, lengths, align, segments)
+        return found
+
+
+class Plans:
+    """The plans of schedules in one memory, which `groups` of ranks share; each is made once."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], arity: int, pipelining: Segmentation):
+        self._groups: Groups = tuple([tuple(group) for group in groups])
+        self._how = arity, pipelining
+        self._plans: dict[Hashable, Plan] = {}
+
+    def find(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
+        """Return the plan of a schedule for the ranks and the root of a call."""
+        # One of its levels may have another schedule by now.
+        key = (choice.algorithm, choice.arity, call.root, pieces, GENERATION[0])
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            found = self._plans[key] = Plan(call, choice, self._groups, *self._how, pieces)
         return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +10,16 @@ from ..backends.executor import Executor
 from ..backends.program import Action, Program
 from ..calls.call import Call
 from ..operations import divides_first, find_op
-from ..schedule.registry import GENERATION, Choice
+from ..schedule.registry import Choice
 from ..shared_memory.barrier import BoardArrival
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
-from .layout import Plan
+from .layout import Plan, Plans
 from .one_sided import Binding
 from .reach import Reach
 from .storage import HostMemory
 
 UNEVEN = "the counts of the other ranks are unknown (uneven alltoall)"
-_KEPT = 1024  # plans, by algorithm, root and pieces
 
 
 class ScheduleExecutor(Executor):
@@ -40,7 +38,7 @@ class ScheduleExecutor(Executor):
 
     def __init__(self, host: Host):
         self.heap, self.apart, self._host = host.heap, host.apart, host
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans = Plans(host.groups, host.arity, host.pipelining)
 
     def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the shipped schedules cannot serve a call on one node, or None."""
@@ -66,16 +64,7 @@ class ScheduleExecutor(Executor):
 
     def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""
-        # One of its levels may have another schedule by now.
-        key = (choice.algorithm, choice.arity, call.root, pieces, GENERATION[0])
-        found = self._plans.get(key)
-        if found is None:
-            host = self._host
-            if len(self._plans) >= _KEPT:
-                self._plans.clear()
-            found = Plan(call, choice, host.groups, host.arity, host.pipelining, pieces)
-            self._plans[key] = found
-        return found
+        return self._plans.find(call, choice, pieces)
 
     def binding(self, call: Call, plan: Plan, tags: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call."""

@@ -1,4 +1,4 @@
-"""Symmetric memory on the GPUs of a node, shared by CUDA IPC, and the collectives in it.
+"""Symmetric memory on the GPUs of a node, shared by CUDA IPC, and the executor of schedules in it.
 
 Every rank can access the arrays of all ranks.  Each array has an allocation of its own, not from a
 pool, because an IPC handle stands for a whole allocation.  All ranks release it together, in
@@ -9,10 +9,9 @@ releases it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,12 @@ from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..device.array import DeviceArray
 from ..device.base import Device
+from ..engine.layout import ARGUMENT, Plan, Plans
+from ..engine.schedules import UNEVEN
+from ..engine.service import Service
 from ..errors import InvalidArgument, Unsupported
 from ..operations import is_mean
-from ..schedule.registry import Choice
-from ..schedule.rounds import blocks
+from ..schedule.registry import Choice, find
 from .executor import GpuExecutor
 
 GRAIN = 2 << 20  # bytes; the driver's smallest allocation
@@ -64,10 +65,6 @@ class DeviceLocation:
 
     allocation: DeviceAllocation
     offset: int
-
-    def pointers(self) -> list[int]:
-        """Return the address in this process of each rank's array, by rank."""
-        return [pointer + self.offset for pointer in self.allocation.pointers]
 
     @property
     def key(self) -> str:
@@ -220,13 +217,16 @@ _WORD = 4  # bytes
 _COUNT_LIMIT = 1 << 32
 
 
-def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
-    """Return why a call cannot be served in symmetric memory of GPUs, or None if it can."""
-    need = NEEDS.get(call.collective)
-    if need is None:
-        return f"{call.collective} has no kernel in symmetric memory of GPUs"
-    if heap is None or location_of(call, heap) is None:
-        return f"{need} was not allocated by comm.empty(device=...)"
+def why_not(call: Call, heap: DeviceHeap, needs: Iterable[str] | None = None) -> str | None:
+    """Return why a call cannot be served in symmetric memory of GPUs, or None if it can.
+
+    `needs` are the arguments whose arrays must be symmetric; by default that of :data:`NEEDS`.
+    """
+    if needs is None and call.collective not in NEEDS:
+        return f"there is no {call.collective} in symmetric memory of GPUs"
+    for need in [NEEDS[call.collective]] if needs is None else needs:
+        if heap.find(getattr(call, need)) is None:
+            return f"{need} was not allocated by comm.empty(device=...)"
     if call.op is not None and not call.op.builtin:
         return "a Python function cannot run on a device"
     if call.op is not None and not heap.device.combines(call.dtype):
@@ -234,19 +234,12 @@ def why_not(call: Call, heap: DeviceHeap | None) -> str | None:
     return None
 
 
-def location_of(call: Call, heap: DeviceHeap) -> DeviceLocation | None:
-    """Return the location of the array that must be symmetric, or None if it is private.
+class Ipc(GpuExecutor):
+    """Executor of schedules in symmetric memory of GPUs, on the arrays' streams.
 
-    :data:`NEEDS` names the argument for each collective, ``x`` or ``out``.
-    """
-    return heap.find(call.out if NEEDS[call.collective] == "out" else call.x)
-
-
-class IpcKernels(GpuExecutor):
-    """Executor of collectives in symmetric memory of GPUs, by kernels on the arrays' streams.
-
-    A call queues its kernel, or copies, between two barriers of the ranks' streams.  The barriers
-    are counters in symmetric memory that the streams write and wait for.
+    A call queues its copies, and one kernel for each combination, with a barrier of the ranks'
+    streams at each meeting.  The barriers are counters in symmetric memory that the streams write
+    and wait for.
 
     Before anything is queued the ranks meet on the host, within the deadline, so a missing rank is
     named.  If a rank dies afterwards, the streams of the others wait until the job ends.  No kernel
@@ -255,29 +248,51 @@ class IpcKernels(GpuExecutor):
     """
 
     name, summary = "ipc", "kernels and copies in the symmetric memory of the GPUs"
+    memory = "mapped"
 
-    def __init__(self, unavailable: str | None, heap: DeviceHeap):
+    def __init__(self, unavailable: str | None, heap: DeviceHeap, service: Service):
         super().__init__(unavailable)
         self._heap, self._device = heap, heap.device
+        self._plans = Plans([range(heap.size)], service.arity, service.pipelining)
+        self._shipped = {collective: find(collective, "in_place") for collective in NEEDS}
         self._count = 0
         self._last_stream: int | None = None
         self._event = self._device.event()
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""
-        if self.unavailable is None and background:
+        if self.unavailable is not None:
+            return self.unavailable
+        if background:
             return "in the background there is no meeting, after which it can be queued"
-        return self.unavailable or why_not(call, self._heap)
+        if not isinstance(algorithm, Choice):
+            return why_not(call, self._heap)
+        if call.uneven_alltoall:
+            return UNEVEN
+        plan = self._plans.find(call, algorithm)
+        if plan.mixed or "groups" in algorithm.algorithm.uses:
+            return "it sends messages, too"
+        for buffer in (*plan.noted, *plan.scratch):
+            return f"others reach its {buffer!r}, which is not at one location on all ranks"
+        if plan.layout(call).scratch:
+            return "it needs scratch memory"
+        if call.op is not None and is_mean(call.op) and not plan.phases.complete:
+            return "it combines in several steps, and a kernel divides each result for a mean"
+        return why_not(call, self._heap, plan.needs)
 
     def depends_on(self, call: Call) -> bool:
         """Return whether the array is symmetric that must be."""
-        return call.collective in NEEDS and location_of(call, self._heap) is not None
+        need = NEEDS.get(call.collective)
+        return need is not None and self._heap.find(getattr(call, need)) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare, which has the symmetric array's location."""
-        location = location_of(call, self._heap)
-        assert location is not None
-        return f"in symmetric memory of GPUs {location.key}"
+        """Return the text that all ranks compare, which has the symmetric arrays' locations."""
+        needs, text = [NEEDS.get(call.collective, "")], "in symmetric memory of GPUs"
+        if choice is not None:
+            needs, text = self._plans.find(call, choice).needs, f"by {choice.name} {text}"
+        for need in needs:
+            text += f" {self._heap.key(getattr(call, need))}"
+        return text
 
     def bind(
         self,
@@ -289,74 +304,70 @@ class IpcKernels(GpuExecutor):
         turn: int = 0,
     ) -> Program:
         """Return a program that queues the call on a stream, once all ranks have arrived."""
-        return library_call(partial(self.serve, call))
+        plan = self._plans.find(call, choice or self._shipped[call.collective])
+        return library_call(partial(self.serve, call, plan))
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: Call, plan: Plan) -> None:
         """Queue a call on the stream of its result; every rank must have begun the call."""
-        location = location_of(call, self._heap)
-        assert location is not None
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
         stream = data[0].stream
         for other in {a.stream for a in data[1:]} | {self._last_stream} - {None, stream}:
             assert other is not None
             self._event.record(other)  # barriers of one communicator follow each other
             self._event.block(stream)
-        getattr(self, f"_{call.collective}")(call, location, stream)
+        self._queue(call, plan, stream)
         for other in {a.stream for a in data[1:]} - {stream}:
             self._event.record(stream)
             self._event.block(other)
         self._last_stream = stream
 
-    def _barrier(self, stream: int) -> None:
-        """Queue a barrier between the streams of all ranks."""
+    def _queue(self, call: Call, plan: Plan, stream: int) -> None:
+        """Queue the steps of a call, with a barrier at each meeting."""
+        layout, awaits, item = plan.layout(call), plan.phases.awaits, call.dtype.itemsize
+        at: dict[Any, int] = {}
+        places: dict[str, DeviceLocation | None] = {}
+        for need in plan.needs:
+            places[need] = self._heap.find(getattr(call, need))
+        for key in layout.lengths:
+            owner, buffer = key
+            need = "out" if plan.may_copy else ARGUMENT[buffer]
+            location = None if owner == call.rank else places[need]
+            if location is None:
+                at[key] = getattr(call, need).pointer
+            else:
+                at[key] = location.allocation.pointers[owner] + location.offset
+        if plan.may_copy:
+            self._copy(call.out.pointer, call.x.pointer, call.x.nbytes, stream)
+        divisor = call.size if call.op is not None and is_mean(call.op) else 1
+        for number, steps in enumerate(layout.steps):
+            if 0 < number <= len(awaits):
+                self._barrier(awaits[number - 1], stream)
+            for ranks, sources, targets in steps:
+                inputs = [at[key] + start * item for key, start, _ in sources]
+                outs = [at[key] + start * item for key, start, _ in targets]
+                count = sources[0][2] - sources[0][1]
+                if ranks:
+                    assert call.op is not None
+                    how = count, divisor, stream
+                    self._device.combine(call.op.name, call.dtype, inputs, outs, *how)
+                else:
+                    for out in outs:
+                        self._copy(out, inputs[0], count * item, stream)
+        for (to, start, stop), (key, source, _) in layout.finish:
+            nbytes = (stop - start) * item
+            self._copy(at[to] + start * item, at[key] + source * item, nbytes, stream)
+
+    def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        if nbytes and target != source:
+            self._device.copy(target, source, nbytes, stream)
+
+    def _barrier(self, awaits: Iterable[int], stream: int) -> None:
+        """Queue this rank's arrival on the streams of all ranks, and the wait for `awaits`."""
         self._count = count = (self._count + 1) % _COUNT_LIMIT
         flags, rank = self._heap.flags, self._heap.rank
         assert flags is not None
         for peer, pointer in enumerate(flags.pointers):
             if peer != rank:
                 self._device.write_word(pointer + rank * _WORD, count, stream)
-        for peer in range(self._heap.size):
-            if peer != rank:
-                self._device.wait_word(flags.pointers[rank] + peer * _WORD, count, stream)
-
-    def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        if nbytes and target != source:
-            self._device.copy(target, source, nbytes, stream)
-
-    def _fold(
-        self, call: Call, sources: list[int], targets: list[int], count: int, stream: int
-    ) -> None:
-        if count:
-            assert call.op is not None
-            divisor = call.size if is_mean(call.op) else 1
-            self._device.combine(call.op.name, call.dtype, sources, targets, count, divisor, stream)
-
-    def _allreduce(self, call: Call, location: DeviceLocation, stream: int) -> None:
-        outs, item = location.pointers(), call.dtype.itemsize
-        self._copy(outs[call.rank], call.x.pointer, call.x.nbytes, stream)
-        mine = blocks(call.count, call.size)[call.rank]
-        parts = [pointer + mine.start * item for pointer in outs]
-        self._barrier(stream)
-        self._fold(call, parts, parts, mine.stop - mine.start, stream)
-        self._barrier(stream)
-
-    def _reduce_scatter(self, call: Call, location: DeviceLocation, stream: int) -> None:
-        start, item = sum(call.counts[: call.rank]), call.dtype.itemsize
-        parts = [pointer + start * item for pointer in location.pointers()]
-        self._barrier(stream)
-        self._fold(call, parts, [call.out.pointer], call.counts[call.rank], stream)
-        self._barrier(stream)
-
-    def _allgather(self, call: Call, location: DeviceLocation, stream: int) -> None:
-        start = ([0, *accumulate(call.counts)][call.rank]) * call.dtype.itemsize
-        self._barrier(stream)
-        for pointer in location.pointers():
-            self._copy(pointer + start, call.x.pointer, call.x.nbytes, stream)
-        self._barrier(stream)
-
-    def _broadcast(self, call: Call, location: DeviceLocation, stream: int) -> None:
-        self._barrier(stream)
-        if call.rank == call.root:
-            for pointer in location.pointers():
-                self._copy(pointer, call.x.pointer, call.x.nbytes, stream)
-        self._barrier(stream)
+        for peer in awaits:
+            self._device.wait_word(flags.pointers[rank] + peer * _WORD, count, stream)

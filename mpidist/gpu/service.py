@@ -16,7 +16,7 @@ from ..schedule.registry import IPC, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each
-from .ipc import NEEDS, DeviceHeap, IpcKernels
+from .ipc import NEEDS, DeviceHeap, Ipc
 from .nccl.backend import has_sum
 from .nccl.executor import Nccl
 from .staged import HostStaged, Staged, Through
@@ -63,7 +63,7 @@ class GpuService:
         libraries = self._nccl, CudaAwareMpi(reasons[MPI], self.device, service)
         through = [e for e in service.executors if e.name not in _NOT_THROUGH]
         executors = [
-            IpcKernels(reasons[IPC], self._heap),
+            Ipc(reasons[IPC], self._heap, service),
             *libraries,
             Staged(staged),
             *(Through(staged, e, libraries if e.name == NATIVE else ()) for e in through),

@@ -259,12 +259,10 @@ class Chooser:
         reasons = Reasons(listed.by_name, call, algorithm, background)
 
         def cannot_run(choice: Choice) -> str | None:
-            if call.on_device:
-                return "its arrays are on a GPU"
             memory = choice.algorithm.memory
             runners = None if memory is None else listed.runners.get(memory.name)
             if runners is None:
-                return _no_executor(choice)
+                return "its arrays are on a GPU" if call.on_device else _no_executor(choice)
             return runners[0].why_not(call, choice, background)
 
         required = self._required.get((algorithm, background), "") if call.on_device else ""

@@ -11,6 +11,8 @@ from mpidist import Communicator
 from mpidist.device.find import find_device
 from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported
 from mpidist.operations import OPS, divides_first, kind_of
+from mpidist.schedule import Fold, Get, Meet, Recv, Send, algorithm
+from mpidist.schedule.registry import unregister
 from tests.support import collective_cases as cases
 
 pytestmark = pytest.mark.one_node
@@ -93,6 +95,131 @@ def test_the_others(sub):
             assert sub.broadcast(x, root) is x
             assert np.array_equal(x.get(), data * (root + 2))
         sub.free(x)
+
+
+def test_bits_of_direct(sub):
+    """Each block is combined in the order of "direct", which matters for floats of 3 ranks."""
+    n, rank = 1000 * sub.size, sub.rank
+    host = np.random.default_rng(rank).standard_normal(n).astype("f4")
+    x, part = sub.empty(n, "f4", device="cuda"), find_device().empty((n // sub.size,), "f4")
+    x.set(host)
+    sub.reduce_scatter(x, out=part)
+    expected = sub.reduce_scatter(host.copy(), algorithm="direct")
+    assert part.get().tobytes() == expected.tobytes()
+    sub.allreduce(x, out=x)
+    assert x.get().tobytes() == sub.allreduce(host.copy(), algorithm="direct").tobytes()
+
+
+def test_schedules_by_name(sub):
+    """Shipped ones that "auto" does not take, and a mean with them."""
+    p, rank = sub.size, sub.rank
+    x, out = (sub.empty(2 * p, "f4", device="cuda") for _ in range(2))
+    x.set(np.arange(2 * p) + 100 * rank)
+    sub.alltoall(x, out=out, algorithm="in_place")
+    mine = np.arange(2 * rank, 2 * rank + 2)
+    assert np.array_equal(out.get().reshape(p, 2), mine + 100 * np.arange(p)[:, None])
+    for root in range(p):
+        target = find_device().empty((2 * p,), "f4") if rank == root else None
+        sub.reduce(x, "mean", root, out=target, algorithm="in_place_one_shot")
+        assert x.get()[0] == 100 * rank  # every stream runs, which the root's waits for
+        if target is not None:
+            assert np.array_equal(target.get(), np.arange(2 * p) + 50 * (p - 1))
+    x.set(np.full(2 * p, rank + 1.0))
+    sub.allreduce(x, out=x, algorithm="in_place")
+    assert (x.get() == cases.total(p)).all()
+    if p > 1:
+        name = "in_place" if rank else "auto"
+        with pytest.raises(CollectiveMismatch, match="by in_place in symmetric memory of GPUs @"):
+            sub.allreduce(x, out=x, algorithm=name)
+
+
+@pytest.fixture
+def own():
+    """Schedules of a user in mapped memory, by name."""
+
+    @algorithm("broadcast", "handed_on", memory="mapped")
+    def handed_on(rank, size, *, root):
+        """Every rank fetches the data from the one before, as soon as that has them."""
+        at, every = (rank - root) % size, range(size)
+        if size > 1:
+            yield Meet(every)
+        if at:
+            before = (rank - 1) % size
+            yield Meet((before, rank))
+            yield Get(before, blocks=0)
+        if 0 < at + 1 < size:
+            yield Meet((rank, (rank + 1) % size))
+        if size > 1:
+            yield Meet(every)
+
+    @algorithm("allgather", "fetched", memory="mapped")
+    def fetched(rank, size):
+        """Every rank fetches the blocks of the others; its own is still in its input."""
+        yield Meet(range(size))
+        yield tuple(Get(p, blocks=p, source="in") for p in range(size) if p != rank)
+        yield Meet(range(size))
+
+    @algorithm("allreduce", "beside", memory="mapped", ordered=True)
+    def beside(rank, size):
+        """Every rank combines everything in memory beside its array, which others read."""
+        yield Meet(range(size))
+        if rank == 0:
+            yield Fold(range(size), blocks=0, target="tmp")
+        yield Meet(range(size))
+        yield Get((rank + 1) % size if rank else 0, blocks=0, source="tmp")
+
+    @algorithm("allreduce", "partly", memory="mapped")
+    def partly(rank, size):
+        """No rank combines the operands of all: a mean would have to be divided afterwards."""
+        yield Meet(range(size))
+        yield Fold((rank,), blocks=0)
+        yield Meet(range(size))
+
+    @algorithm("allreduce", "told", memory="mapped")
+    def told(rank, size):
+        """Ranks send a message in the middle."""
+        yield Meet(range(size))
+        yield Send((rank + 1) % size, 0), Recv((rank - 1) % size, 0, "tmp")
+        yield Meet(range(size))
+
+    yield
+    for collective, name in (
+        ("broadcast", "handed_on"),
+        ("allgather", "fetched"),
+        ("allreduce", "beside"),
+        ("allreduce", "partly"),
+        ("allreduce", "told"),
+    ):
+        unregister(collective, name)
+
+
+def test_schedules_of_a_user(sub, own):
+    """They run where the device has their steps; what it lacks is said."""
+    p, rank = sub.size, sub.rank
+    x, out = sub.empty(3, "i4", device="cuda"), sub.empty(3 * p, "i4", device="cuda")
+    for root in range(p):
+        x.set(np.arange(3) * (rank + 2))
+        sub.broadcast(x, root, algorithm="handed_on")
+        assert np.array_equal(x.get(), np.arange(3) * (root + 2))
+    total = sub.empty(3, "f4", device="cuda")
+    x.set(np.arange(3) + rank)
+    sub.allgather(x, out=out, algorithm="fetched")
+    assert np.array_equal(out.get().reshape(p, 3), np.arange(3) + np.arange(p)[:, None])
+    if p > 1:
+        with pytest.raises(Unsupported, match="x was not allocated by comm.empty"):
+            sub.allgather(find_device().array(x.get()), out=out, algorithm="fetched")
+        refused = (
+            ("beside", "sum", "others reach its 'tmp', which is not at one location"),
+            ("partly", "mean", "it combines in several steps"),
+            ("told", "sum", "it sends messages, too"),
+        )
+        for name, op, words in refused:
+            with pytest.raises(Unsupported, match=words):
+                sub.allreduce(total, op, out=total, algorithm=name)
+        with pytest.raises(Unsupported, match="others reach its 'out', which is not"):
+            sub.gather(x, algorithm="in_place")
+    sub.broadcast(x, 0)
+    assert np.array_equal(x.get(), np.arange(3))
 
 
 def test_who_meets_before_what(sub):

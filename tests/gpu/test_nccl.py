@@ -405,9 +405,10 @@ def test_executors_by_name(by_nccl):
         for name, words in (
             ("mpi", "NCCL is in use|messages do not go by MPI here"),
             ("ipc", "the ranks are threads"),
-            ("symmetric", "the ranks share no memory"),
-            ("single_copy", "the ranks share no memory"),
-            ("in_place", "its arrays are on a GPU"),
+            ("symmetric", "the simulated backend has no shared memory"),
+            ("single_copy", "the simulated backend has no shared memory"),
+            ("in_place", "the ranks are threads"),
+            ("slots", "its arrays are on a GPU"),
         ):
             with pytest.raises(Unsupported, match=f"allreduce '{name}': {words}.*; able .*nccl"):
                 comm.allreduce(x, algorithm=name)
