@@ -16,7 +16,8 @@ from ..schedule.registry import IPC, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each
-from .ipc import NEEDS, DeviceHeap, Ipc
+from .heap import DeviceHeap
+from .ipc import NEEDS, Ipc
 from .nccl.backend import has_sum
 from .nccl.executor import Nccl
 from .staged import HostStaged, Staged, Through

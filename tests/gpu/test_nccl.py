@@ -26,7 +26,7 @@ from mpidist.errors import (
     Unsupported,
     UnsupportedDtype,
 )
-from mpidist.gpu.ipc import DeviceHeap
+from mpidist.gpu.heap import DeviceHeap
 from mpidist.gpu.nccl import calls, schedules
 from mpidist.gpu.nccl.backend import DTYPES, OPS, NcclBackend, load
 from mpidist.gpu.nccl.executor import Nccl

@@ -12,7 +12,7 @@ from ...engine.service import Service
 from ...errors import CommunicationError
 from ...schedule.registry import Choice
 from ..executor import GpuExecutor
-from ..ipc import DeviceHeap
+from ..heap import DeviceHeap
 from ..ipc import why_not as why_not_symmetric
 from .backend import NcclBackend, Ranks
 from .collectives import NcclQueue, why_not

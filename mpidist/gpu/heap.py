@@ -1,0 +1,202 @@
+"""Symmetric memory on the GPUs of a node, shared by CUDA IPC.
+
+Every rank can access the arrays of all ranks.  Each array has an allocation of its own, not from a
+pool, because an IPC handle stands for a whole allocation.  All ranks release it together, in
+``comm.free(x)`` or with the communicator: no other rank may have memory open when its owner
+releases it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..device.array import DeviceArray
+from ..device.base import Device
+from ..errors import InvalidArgument, Unsupported
+
+GRAIN = 2 << 20  # bytes; the driver's smallest allocation
+FLAGS = 1 << 12  # bytes of the barrier's counters, in an allocation of their own
+
+
+@dataclass(frozen=True)
+class DeviceAllocation:
+    """One symmetric allocation: a part on every rank's GPU.
+
+    Attributes
+    ----------
+    number : int
+        Number of the allocation, the same on every rank.
+    nbytes : int
+        Bytes of each rank's part.
+    pointers : tuple of int
+        Address in this process of each rank's part, by rank.
+    """
+
+    number: int
+    nbytes: int
+    pointers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceLocation:
+    """The location of an array in a symmetric allocation, the same on every rank.
+
+    Attributes
+    ----------
+    allocation : DeviceAllocation
+        The allocation.
+    offset : int
+        Bytes from the start of a rank's part to the rank's array.
+    """
+
+    allocation: DeviceAllocation
+    offset: int
+
+    @property
+    def key(self) -> str:
+        """The location as text, such as "@2+512", which ranks compare."""
+        return f"@{self.allocation.number}+{self.offset}"
+
+
+class DeviceHeap:
+    """The symmetric device memory of one communicator.
+
+    Parameters
+    ----------
+    device : Device
+        Device of this rank.
+    rank, size : int
+        Rank and size in the communicator.
+    everyone : callable
+        ``everyone(value)`` returns the values of all ranks; collective.
+    """
+
+    def __init__(self, device: Device, rank: int, size: int, everyone: Callable[[Any], list[Any]]):
+        self.device, self.rank, self.size, self._everyone = device, rank, size, everyone
+        self._allocations: list[DeviceAllocation] = []
+        self._last_number = 0
+        self.flags: DeviceAllocation | None = None
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Return this rank's array of zeros in a new allocation; collective, equal arguments."""
+        if self.flags is None:
+            self.flags = self._allocate(FLAGS)
+        allocation = self._allocate(math.prod(shape) * dtype.itemsize)
+        self._allocations.append(allocation)
+        return self.device.wrap(allocation.pointers[self.rank], shape, dtype)
+
+    def find(self, x: DeviceArray | None) -> DeviceLocation | None:
+        """Return the location of an array, or None if `x` is None or in private memory.
+
+        Once there is symmetric memory, any empty array counts as symmetric.
+        """
+        if x is None or self.flags is None:
+            return None
+        if not x.size:  # an empty array has no address of its own, and is never accessed
+            return DeviceLocation(self.flags, 0)
+        for allocation in self._allocations:
+            offset = x.pointer - allocation.pointers[self.rank]
+            if offset >= 0 and offset + x.nbytes <= allocation.nbytes:
+                return DeviceLocation(allocation, offset)
+        return None
+
+    def key(self, x: DeviceArray) -> str:
+        """Return the location of `x` as text, such as "@2+512", which ranks compare.
+
+        Raises InvalidArgument if `x` is in private memory.
+        """
+        location = self.find(x)
+        if location is None:
+            raise InvalidArgument(
+                f"rank {self.rank}: free(x): x was not allocated by empty(device=...) of this "
+                "communicator, or was freed"
+            )
+        return location.key
+
+    def free(self, x: DeviceArray) -> None:
+        """Release the allocation of `x` on all ranks; collective.
+
+        No rank may use the allocation's arrays any more.
+        """
+        location = self.find(x)
+        assert location is not None
+        if location.allocation in self._allocations:  # that of an empty array is unknown, and stays
+            self._allocations.remove(location.allocation)
+            self._close([location.allocation])
+
+    def close(self) -> None:
+        """Release all allocations; collective."""
+        allocations, self._allocations = self._allocations, []
+        if self.flags is not None:
+            allocations.append(self.flags)
+            self.flags = None
+        if allocations:
+            self._close(allocations)
+
+    def _close(self, allocations: list[DeviceAllocation]) -> None:
+        """Close the other ranks' parts of allocations, then release this rank's; collective."""
+        self.device.finish()
+        self._everyone(None)
+        for allocation in allocations:
+            for rank, pointer in enumerate(allocation.pointers):
+                if rank != self.rank:
+                    self.device.close_shared(pointer)
+        self._everyone(None)
+        for allocation in allocations:
+            self.device.release_shared(allocation.pointers[self.rank])
+
+    def _allocate(self, nbytes: int) -> DeviceAllocation:
+        """Allocate a part on every rank, and open all parts in each process; collective.
+
+        If one rank cannot, all ranks raise Unsupported and release their parts.
+        """
+        length = max(1, -(-nbytes // GRAIN)) * GRAIN
+        own, problem = None, ""
+        try:
+            own = self.device.new_shared(length)
+        except (Unsupported, MemoryError, OSError) as error:
+            problem = str(error)
+        pointers: dict[int, int] = {}
+        try:
+            handles = self._agree(None if own is None else own[1], problem)
+            assert own is not None
+            pointers[self.rank] = own[0]
+            try:
+                for rank in set(range(self.size)) - {self.rank}:
+                    pointers[rank] = self.device.open_shared(handles[rank], length)
+            except (Unsupported, OSError) as error:
+                problem = str(error)
+            self._agree(None, problem)
+        except Unsupported:
+            self._release_failed(own, pointers)
+            raise
+        self._last_number += 1
+        return DeviceAllocation(
+            self._last_number, length, tuple(pointers[rank] for rank in range(self.size))
+        )
+
+    def _release_failed(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
+        """Close and release the memory of an allocation that failed on some rank; collective.
+
+        `own` is the address and the handle of this rank's part, None if it was not allocated.
+        `pointers` has the addresses, by rank, of the parts that this process has opened.
+        """
+        for rank, pointer in pointers.items():
+            if rank != self.rank:
+                self.device.close_shared(pointer)
+        self._everyone(None)
+        if own is not None:
+            self.device.release_shared(own[0])
+
+    def _agree(self, value: Any, problem: str) -> list[Any]:
+        entries = self._everyone((value, problem))
+        problems = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(entries) if text]
+        if problems:
+            where = f"rank {self.rank}: symmetric memory on {self.device.describe()}"
+            raise Unsupported(f"{where}: {'; '.join(problems)}")
+        return [entry for entry, _ in entries]
