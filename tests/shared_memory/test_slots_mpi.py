@@ -113,3 +113,26 @@ def test_it_is_told_apart_from_other_ways(comm):
     with pytest.raises(mpidist.CollectiveMismatch, match="allreduce"):
         made.allreduce(np.ones(10), algorithm=name)
     assert made.allreduce(np.ones(10), algorithm="staged")[0] == comm.size
+
+
+@pytest.mark.parametrize("name", ("staged", "slots", "published", "symmetric", "in_place"))
+@pytest.mark.parametrize("collective", ("scan", "exscan"))
+def test_scans(comm, collective, name):
+    """In place or not, first and repeated, short and long; a user's operation keeps its order."""
+    empty = comm.empty if name in ("symmetric", "in_place") else np.empty
+    call, before = getattr(comm, collective), range(comm.rank + (collective == "scan"))
+    for n in (0, 1, 5000):
+        x, out = empty(n, "float64"), empty(n, "float64")
+        for turn in range(4):
+            x[:], out[:] = np.arange(n) + comm.rank + turn, 77
+            want = sum(np.arange(n) + rank + turn for rank in before)
+            got = call(x, out=out, algorithm=name)
+            assert (out == (want if before else 77)).all() and (got is None) == (not before)
+            assert (x == np.arange(n) + comm.rank + turn).all()
+            call(x, out=x, algorithm=name)
+            assert len(before) == 0 or (x == want).all()
+    first = mpidist.Op(lambda left, right: left, commute=False)
+    x, out = empty(9, "float64"), empty(9, "float64")
+    x[:] = comm.rank
+    call(x, first, out=out, algorithm=name)
+    assert len(before) == 0 or (out == 0).all()
