@@ -43,12 +43,12 @@ def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
         if isinstance(item, Parallel):
             yield Parallel(tuple(sparing(root, rank, s) for s in item.strands), item.window)
             continue
-        yield tuple(
-            step
-            for step in steps_of(item)
-            if not (isinstance(step, Send) and step.peer == root)
-            and not (isinstance(step, Recv) and rank == root)
-        )
+        if rank == root:
+            yield tuple([step for step in steps_of(item) if not isinstance(step, Recv)])
+        else:
+            yield tuple(
+                [step for step in steps_of(item) if not isinstance(step, Send) or step.peer != root]
+            )
 
 
 def outward(rank: int, size: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ScheduleError
 from .memory import SymbolicMemory
-from .rounds import ONE_SIDED, Copy, Recv, Reduce, Send, Step
+from .rounds import ONE_SIDED, Copy, Recv, Reduce, Send
 from .strand import BlockPlace, Strand
 
 Message = Send | Recv | Reduce
@@ -63,54 +63,65 @@ class Exchange:
         ``move(send, receive)`` is called for each that matches one posted before.
         """
         rank, path, clock = strand.rank, strand.path, strand.clock
-        posted = [
-            Posted(strand, step, index, self._places(strand, step), clock)  # type: ignore[arg-type]
-            for index, step in enumerate(strand.steps)
-            if not isinstance(step, Copy)
-        ]
-        if len(posted) > 1 or (posted and len(posted[0].content) > 1):
-            self._check_clashes(strand, posted)
+        size, memory = self.size, self.memory
+        posted: list[Posted] = []
+        count, overwrites = 0, False
+        for index, step in enumerate(strand.steps):
+            if isinstance(step, Copy):
+                continue
+            if not isinstance(step, _MESSAGES):
+                raise self._not_a_message(strand, step)
+            peer = step.peer
+            if not (isinstance(peer, int) and 0 <= peer < size) or peer == rank:
+                raise self._not_a_peer(strand, step)
+            places = memory.places(strand, step.buffer, step.blocks)
+            posted.append(Posted(strand, step, index, places, clock))
+            count += len(places)
+            overwrites = overwrites or isinstance(step, Recv)
+        if overwrites and count > len({place for item in posted for place in item.content}):
+            self._check_clashes(strand, posted)  # a place is used twice: by two sends it may be
         strand.pending += len(posted)
         for item in posted:
-            if isinstance(item.step, Send):
-                item.content = self.memory.read(strand, item.content)
+            step = item.step
+            if isinstance(step, Send):
+                item.content = memory.read(strand, item.content)
                 self.sent[rank] += 1
                 self.blocks_sent[rank] += len(item.content)
-                key = (rank, item.step.peer, path)
-                partners = self._receives.get(key)
-                if partners:
-                    self._match(item, partners.popleft())
-                else:
-                    self._sends.setdefault(key, deque()).append(item)
+                key = (rank, step.peer, path)
+                partners, queues = self._receives.get(key), self._sends
             else:
-                key = (item.step.peer, rank, path)
-                partners = self._sends.get(key)
-                if partners:
-                    self._match(partners.popleft(), item)
+                key = (step.peer, rank, path)
+                partners, queues = self._sends.get(key), self._receives
+            if not partners:
+                queue = queues.get(key)
+                if queue is None:
+                    queues[key] = deque((item,))
                 else:
-                    self._receives.setdefault(key, deque()).append(item)
+                    queue.append(item)
+                continue
+            other = partners.popleft()
+            if len(item.content) != len(other.content):
+                raise self._unequal(item, other)
+            if queues is self._sends:
+                self.move(item, other)
+            else:
+                self.move(other, item)
 
-    def _match(self, send: Posted, receive: Posted) -> None:
-        if len(send.content) != len(receive.content):
-            raise receive.strand.error(
-                f"expects a message of {len(receive.content)} blocks from rank "
-                f"{send.strand.rank}, which sends {len(send.content)} in its round "
-                f"{send.strand.number}",
-                receive.content[0][1] if receive.content else None,
-            )
-        self.move(send, receive)
+    def _unequal(self, one: Posted, other: Posted) -> ScheduleError:
+        send, receive = (one, other) if isinstance(one.step, Send) else (other, one)
+        return receive.strand.error(
+            f"expects a message of {len(receive.content)} blocks from rank "
+            f"{send.strand.rank}, which sends {len(send.content)} in its round "
+            f"{send.strand.number}",
+            receive.content[0][1] if receive.content else None,
+        )
 
-    def _places(self, strand: Strand, step: Step) -> list[BlockPlace]:
-        if not isinstance(step, _MESSAGES):
-            raise self._not_a_message(strand, step)
-        peer = step.peer
-        if not (isinstance(peer, int) and 0 <= peer < self.size):
-            raise strand.error(
-                f"peer {peer!r} is not a rank of {self.size}: expected 0 … {self.size - 1}"
-            )
-        if peer == strand.rank:
-            raise strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
-        return self.memory.places(strand, step.buffer, step.blocks)
+    def _not_a_peer(self, strand: Strand, step: Message) -> ScheduleError:
+        if isinstance(step.peer, int) and step.peer == strand.rank:
+            return strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
+        return strand.error(
+            f"peer {step.peer!r} is not a rank of {self.size}: expected 0 … {self.size - 1}"
+        )
 
     def _not_a_message(self, strand: Strand, step: Any) -> ScheduleError:
         if isinstance(step, ONE_SIDED):
@@ -130,8 +141,6 @@ class Exchange:
                 overwritten.update(places)
                 if len(overwritten) < expected:
                     raise strand.error("is received twice in one round", places[0][1])
-        if not overwritten:
-            return
         for item in posted:
             if not isinstance(item.step, Recv) and not overwritten.isdisjoint(item.content):
                 use = "sent" if isinstance(item.step, Send) else "reduced"

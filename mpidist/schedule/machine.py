@@ -193,6 +193,7 @@ class Machine:
         """Run a strand, whose messages are complete, to the next round in which it must wait."""
         if strand.steps:
             self._finish_round(strand)
+        shared, rounds, rank = self.shared, self.rounds, strand.rank
         for item in strand.rounds:
             if isinstance(item, Parallel):
                 if self._open(strand, item):
@@ -200,8 +201,8 @@ class Machine:
                 continue
             strand.steps = steps_of(item)
             strand.number += 1
-            self.rounds[strand.rank] += 1
-            if self.shared is not None and self.shared.checked(strand):
+            rounds[rank] += 1
+            if shared is not None and shared.checked(strand):
                 if self._waits(strand):
                     return
                 self._finish_round(strand)
@@ -324,9 +325,11 @@ class Machine:
         receiver.received[receive.index] = (receive.content, send.content)
         if self.shared is not None:
             receiver.heard += ((sender.known, sender.thread, sender.tick - 1),)
-        self.arrival = after = max(send.clock, receive.clock) + 1
+        before, other = send.clock, receive.clock
+        self.arrival = after = (before if before > other else other) + 1
         for strand in (sender, receiver):
-            strand.clock = max(strand.clock, after)
+            if strand.clock < after:
+                strand.clock = after
             strand.pending -= 1
         if self.watch is not None:
             self.watch(receive.step, receiver, send)

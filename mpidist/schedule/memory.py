@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from ..errors import ScheduleError
-from .contract import Contract
+from .contract import Contract, Datum
 from .memories import Memory
 from .races import Races
-from .rounds import BUFFERS, Blocks, block_tuple
+from .rounds import BUFFERS, Blocks
 from .strand import BlockPlace, Strand
 from .terms import Terms
 
@@ -68,7 +68,9 @@ class SymbolicMemory:
         """
         if buffer not in self.buffers:
             raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(self.buffers)}")
-        return [(buffer, b) for b in block_tuple(spec)]
+        if isinstance(spec, int):
+            return [(buffer, spec)]
+        return [(buffer, block) for block in spec]
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
         """Return the values of blocks on the strand's rank, in the order of `places`.
@@ -77,17 +79,17 @@ class SymbolicMemory:
 
         Raises ScheduleError if a block was never written, or a concurrent strand writes it.
         """
-        buffers = self.values[strand.rank]
+        buffers, races, alone = self.values[strand.rank], self.races, strand.siblings is None
         values = []
         for place in places:
             buffer, block = place
             value = buffers[buffer].get(block)
             if value is None:
                 raise strand.error(f"reads {buffer!r} where nothing was written", block)
-            if strand.siblings is not None:
+            if not alone:
                 strand.touch(place, False)
-            if self.races is not None:
-                self.races.read_here(strand, buffer, block)
+            if races is not None:
+                races.read_here(strand, buffer, block)
             values.append(value)
         return values
 
@@ -115,7 +117,7 @@ class SymbolicMemory:
         buffer, block = place
         if buffer == "out" and not 0 <= block < self.count:
             raise self._beyond(strand, block)
-        if not self._equal:
+        if not self._equal and (self._transposed or block != self.terms.block[value]):
             self._check_length(strand, owner, place, value)
         self.values[owner][buffer][block] = value
         self.written[owner][place] = 0
@@ -141,7 +143,7 @@ class SymbolicMemory:
             raise strand.error("writes to the input, 'in'; expected 'out' or 'tmp'", block)
         if buffer == "out" and not 0 <= block < self.count:
             raise self._beyond(strand, block)
-        if not self._equal:
+        if not self._equal and (self._transposed or block != self.terms.block[value]):
             self._check_length(strand, rank, place, value)
         if strand.siblings is not None:
             strand.touch(place, True)
@@ -169,13 +171,13 @@ class SymbolicMemory:
         self.write(strand, place, combined)
 
     def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
+        """Check a value that is not of the same block, or any if blocks move to others' places."""
         buffer, block = place
         origin, datum = self.terms.datum(value)
+        fits = False
         if self._transposed:
             slot = self.contract.slot(owner, buffer, block, self.size, self.count)
             fits = slot == (origin, datum)
-        else:
-            fits = block == datum
         if not fits and buffer in BUFFERS:  # a place in a slot is long enough for any block
             message = (
                 f"gets block {datum} of rank {origin}, which may differ in length; only with "
@@ -198,28 +200,32 @@ class SymbolicMemory:
         contract, size, root, n = self.contract, self.size, self.root, self.count
         unordered: tuple[int, int] | None = None
         identical = True
-        first: dict[tuple[int, range | None], int] = {}
+        right: dict[tuple[int, Datum | range], int] = {}  # a value by block and what it must be
         for rank in range(size):
+            values = self.values[rank]["out"]
             ranks = None if contract.contributions is None else contract.contributions(rank, size)
             for block in contract.output_blocks(rank, size, root, n):
-                value = self._result(rank, block, rounds[rank], ranks)
+                expected: Datum | range
+                if ranks is None:
+                    assert contract.origin is not None
+                    expected = contract.origin(rank, block, size, root, n)
+                else:
+                    expected = ranks
+                value, known = values.get(block), right.get((block, expected))
+                if value is not None and value == known:  # as on a rank before
+                    continue
+                value = self._result(rank, block, rounds[rank], expected)
+                identical = identical and known is None
+                right.setdefault((block, expected), value)
                 if unordered is None and not self.terms.in_order(value):
                     unordered = (rank, block)
-                if ranks is not None:
-                    identical = identical and first.setdefault((block, ranks), value) == value
         return unordered, identical
 
-    def _result(self, rank: int, block: int, rounds: int, ranks: range | None) -> int:
+    def _result(self, rank: int, block: int, rounds: int, expected: Datum | range) -> int:
         value = self.values[rank]["out"].get(block)
         if value is None:
             message = "the result is never written"
             raise ScheduleError(message, rank=rank, round=rounds or None, block=block)
-        expected: tuple[int, int] | range
-        if ranks is None:
-            assert self.contract.origin is not None
-            expected = self.contract.origin(rank, block, self.size, self.root, self.count)
-        else:
-            expected = ranks
         fault = self.terms.fault(value, block, expected)
         if fault:
             last = self.written[rank].get(("out", block), rounds) or None

@@ -129,12 +129,11 @@ def prepare(
             )
         known = _unregistered(collective, schedule, blocks, equal_blocks, memory)
     count = blocks if blocks is not None else known.block_count(size, groups=groups)
-    parts = [
-        known.schedule(rank, size, root, arity, groups)
-        if segments == 1
-        else known.segmented(rank, size, segments, window, root=root, arity=arity, groups=groups)
-        for rank in range(size)
-    ]
+    if segments == 1:
+        parts = known.schedules(range(size), size, root, arity, groups)
+    else:
+        given = {"root": root, "arity": arity, "groups": groups}
+        parts = [known.segmented(rank, size, segments, window, **given) for rank in range(size)]
     return known, machine(
         COLLECTIVES[collective],
         parts,

@@ -164,17 +164,19 @@ class Races:
                 raise self._too_early(strand, owner, buffer, block, "writes")
         elif last[0] != strand.thread and strand.known.get(last[0], 0) < last[1]:
             raise self._race(strand, owner, buffer, block, "writes", last, "writes")
-        self._check_reads(strand, owner, buffer, buffer, block)
+        if column.reads or column.folds:
+            self._check_reads(strand, owner, buffer, buffer, block, column)
         if buffer == "out" and self._in_place and not same:
-            self._check_reads(strand, owner, buffer, "in", block)
+            source = self._columns.get(("in", block))
+            if source is not None:
+                self._check_reads(strand, owner, buffer, "in", block, source)
             self._overwritten.setdefault(block, set()).add(owner)
         column.writes[owner] = (strand.thread, strand.tick, strand.number)
 
-    def _check_reads(self, strand: Strand, owner: int, buffer: str, read: str, block: int) -> None:
-        """Raise if a read of the buffer `read` is not before this write of `buffer`."""
-        column = self._columns.get((read, block))
-        if column is None:
-            return
+    def _check_reads(
+        self, strand: Strand, owner: int, buffer: str, read: str, block: int, column: Column
+    ) -> None:
+        """Raise if a read of the buffer `read`, in `column`, is not before a write of `buffer`."""
         known, thread = strand.known, strand.thread
         epochs = column.reads.get(owner, [])
         if column.folds:

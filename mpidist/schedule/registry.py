@@ -151,7 +151,19 @@ class Algorithm(Registered):
         groups: Groups | None = None,
         pieces: int = 1,
     ) -> Schedule:
-        """Return the rounds of one rank.
+        """Return the rounds of one rank; see :meth:`schedules`."""
+        return self.schedules((rank,), size, root, arity, groups, pieces)[0]
+
+    def schedules(
+        self,
+        ranks: Iterable[int],
+        size: int,
+        root: int = 0,
+        arity: int = 2,
+        groups: Groups | None = None,
+        pieces: int = 1,
+    ) -> list[Schedule]:
+        """Return the rounds of each of some ranks.
 
         `pieces` is for algorithms with this keyword; see :meth:`segmented` for all.
 
@@ -181,9 +193,13 @@ class Algorithm(Registered):
             values["groups"] = _groups(groups, size)
         if "blocks" in self.uses:
             values["blocks"] = self.block_count(size, groups)
-        made = self.function(rank, size, **{k: values[k] for k in sorted(self.uses)})
-        check_made(made, self.label, "rounds", rank)
-        return made
+        given = {name: values[name] for name in sorted(self.uses)}
+        schedules = []
+        for rank in ranks:
+            made = self.function(rank, size, **given)
+            check_made(made, self.label, "rounds", rank)
+            schedules.append(made)
+        return schedules
 
     def segmented(
         self, rank: int, size: int, segments: int = 1, window: int | None = None, **known: Any
@@ -402,7 +418,7 @@ def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any
 
 def _groups(groups: Iterable[Iterable[int]] | None, size: int) -> Groups:
     """Return groups of ranks (the nodes) as tuples; by default all ranks are one group."""
-    return (tuple(range(size)),) if groups is None else tuple(tuple(g) for g in groups)
+    return (tuple(range(size)),) if groups is None else tuple(map(tuple, groups))
 
 
 # -- listings -------------------------------------------------------------------------------------

@@ -245,7 +245,9 @@ def on(
 
 def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:
     if isinstance(step, (Send, Recv, Reduce)):
-        blocks = step.blocks if to is None else _refine(step.blocks, to)
+        blocks = step.blocks
+        if to is not None:
+            blocks = to(blocks) if isinstance(blocks, int) else _refine(blocks, to)
         return type(step)(group[step.peer], blocks, step.buffer)
     if isinstance(step, Copy):
         if to is None:
