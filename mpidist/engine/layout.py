@@ -93,9 +93,9 @@ class Plan:
             "out": [contract.output_blocks(peer, size, root, count) for peer in range(size)],
         }
         results = self.ranges["out"].__getitem__
-        arity = choice.arity or arity
+        known = (size, root, choice.arity or arity, groups, pieces)
         self.phases = phases = phases_of(
-            lambda peer: algorithm.schedule(peer, size, root, arity, groups, pieces),
+            algorithm.schedules(range(size), *known).__getitem__,
             rank,
             groups,
             count,
