@@ -216,11 +216,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_SYMMETRIC,
         *_staged(768 << 10),
         *_SINGLE_COPY_ALLREDUCE,
-        Rule("hierarchical/in_place/recursive_doubling", 128 << 10, nodes=(2, 2), shared=True),
+        Rule("hierarchical/in_place/recursive_doubling", 64 << 10, nodes=(2, 2), shared=True),
         *_in_nodes(
-            ("hierarchical/in_place/recursive_doubling", 128 << 10, 512 << 10),
+            ("hierarchical/in_place/recursive_doubling", 64 << 10, 512 << 10),
             ("hierarchical/in_place/ring", 512 << 10, ANY),
-            ("hierarchical_leaders/in_place/ring", 128 << 10, ANY),
+            ("hierarchical_leaders/in_place/ring", 64 << 10, ANY),
             ("hierarchical/slots/recursive_doubling", 256 << 10, _SLOT),
         ),
         Rule(
