@@ -95,8 +95,9 @@ class Interleaving:
                 for block in contract.output_blocks(rank, self.size, root, n)
             ):
                 if contract.reduces:
-                    wanted = inputs[0, block]
-                    for other in range(1, self.size):
+                    first, *others = contract.contributions(rank, self.size)
+                    wanted = inputs[first, block]
+                    for other in others:
                         wanted = self.combine_values(wanted, inputs[other, block])
                 else:
                     wanted = inputs[contract.origin(rank, block, self.size, root, n)]
