@@ -1333,10 +1333,11 @@ class Communicator:
                 reason = self._why_not_on_gpus() or gpu.why_no_symmetric_memory
             if reason:
                 raise Unsupported(f"rank {self.rank}: {reason}")
-            if gpu is None:
-                means = replace(means, cannot_run=partial(_in_symmetric_memory, means.cannot_run))
             if collective in needs and (gpu is not None or self._service.apart is None):
                 reasons[symmetric] = None
+        if gpu is None and collective != "barrier":  # the example has no arrays of either kind
+            why_not = partial(_why_not_in, memory, means.cannot_run)
+            means = replace(means, cannot_run=why_not)
         for name in without:
             if name not in reasons:
                 allowed = ", ".join(reasons)
@@ -1607,10 +1608,14 @@ class Communicator:
         return None
 
 
-def _in_symmetric_memory(cannot_run: Callable[[Choice], str | None], choice: Choice) -> str | None:
-    """Return why no executor could run a schedule on symmetric arrays, or None if one could."""
-    memory = choice.algorithm.memory
-    return None if memory is not None and memory.name == "mapped" else cannot_run(choice)
+def _why_not_in(
+    memory: str, cannot_run: Callable[[Choice], str | None], choice: Choice
+) -> str | None:
+    """Return why no executor could run a schedule on arrays of a kind of memory, or None."""
+    reached = choice.algorithm.memory
+    if reached is None or reached.name != "mapped":
+        return cannot_run(choice)
+    return "its arrays were not allocated by comm.empty()" if memory == PRIVATE else None
 
 
 def check_communicator(comm: Any) -> None:
