@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Put, Round
-from .relabel import inward, onward, prefixed, whole_fold
+from .relabel import inward, onward, whole_fold
+from .scan import read_before
 
 
 @algorithm("allreduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped")
@@ -226,7 +227,7 @@ def scan_in_place(rank: int, size: int) -> Iterator[Round]:
 
         0, 1 --> 2
     """
-    yield from prefixed(rank, size, rank + 1, Fold(range(rank + 1), target="tmp"))
+    yield from read_before(rank, size, rank + 1)
 
 
 @algorithm("exscan", "in_place", ordered=True, memory="mapped")
@@ -239,7 +240,7 @@ def exscan_in_place(rank: int, size: int) -> Iterator[Round]:
 
         0, 1 --> 2
     """
-    yield from prefixed(rank, size, rank, Fold(range(rank), target="tmp"))
+    yield from read_before(rank, size, rank)
 
 
 @algorithm("barrier", "in_place", memory="mapped")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Round
-from .relabel import inward, onward, prefixed
+from .relabel import inward, onward
+from .scan import read_before
 
 
 @algorithm("allreduce", "published", blocks=lambda size: size, ordered=True, memory="published")
@@ -150,7 +151,7 @@ def scan_published(rank: int, size: int) -> Iterator[Round]:
 
         0, 1 --> 2
     """
-    yield from prefixed(rank, size, rank + 1, Fold(range(rank + 1), target="tmp"))
+    yield from read_before(rank, size, rank + 1)
 
 
 @algorithm("exscan", "published", ordered=True, memory="published")
@@ -163,7 +164,7 @@ def exscan_published(rank: int, size: int) -> Iterator[Round]:
 
         0, 1 --> 2
     """
-    yield from prefixed(rank, size, rank, Fold(range(rank), target="tmp"))
+    yield from read_before(rank, size, rank)
 
 
 @algorithm("barrier", "published", memory="published")

@@ -2,18 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ..schedule.rounds import (
-    Copy,
-    Fold,
-    Meet,
-    Parallel,
-    Recv,
-    Round,
-    Schedule,
-    Send,
-    on,
-    steps_of,
-)
+from ..schedule.rounds import Fold, Parallel, Recv, Round, Schedule, Send, on, steps_of
 
 
 def turned(
@@ -84,17 +73,3 @@ def whole_fold(size: int, source: str = "in", own: str | None = None) -> tuple[F
     return tuple(
         Fold(inward(block, size), blocks=block, source=source, own=own) for block in range(size)
     )
-
-
-def prefixed(rank: int, size: int, count: int, fold: Fold) -> Iterator[Round]:
-    """Yield the rounds of a scan in which rank combines the arrays of `count` ranks by `fold`.
-
-    The result stays in "tmp" until the higher ranks have read this rank's input: a call in place
-    has both in one array.
-    """
-    yield Meet(range(size))
-    if count:
-        yield fold
-    yield Meet(range(size), awaits=range(rank + 1, size))
-    if count:
-        yield Copy(0, 0, source="tmp")

@@ -7,7 +7,7 @@ its left neighbour.
 from collections.abc import Callable, Iterator
 
 from ..schedule.registry import algorithm
-from ..schedule.rounds import Recv, Reduce, Round, Schedule, Send, on
+from ..schedule.rounds import Copy, Fold, Meet, Recv, Reduce, Round, Schedule, Send, on
 from .relabel import powers
 
 
@@ -26,6 +26,20 @@ def _shifted(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Iter
         yield (*right, *left)
     if rank:
         yield from on(range(1, size), scan(rank - 1, size - 1))
+
+
+def read_before(rank: int, size: int, count: int) -> Iterator[Round]:
+    """Yield a scan in shared memory: each rank combines the arrays of the first `count` ranks.
+
+    The result stays in "tmp" until the higher ranks have read this rank's input: a call in place
+    has both in one array.
+    """
+    yield Meet(range(size))
+    if count:
+        yield Fold(range(count), target="tmp")
+    yield Meet(range(size), awaits=range(rank + 1, size))
+    if count:
+        yield Copy(0, 0, source="tmp")
 
 
 def _along(rank: int, size: int) -> Iterator[Round]:

@@ -237,10 +237,10 @@ def _rows_of(step: Step, storage: Storage, part: tuple[int, int]) -> Sequence[tu
     assert isinstance(step, (Send, Recv, Reduce))
     places = [(step.buffer, b) for b in block_tuple(step.blocks)]
     if isinstance(step, Reduce):
-        own = [_piece(storage.read(place), part) for place in places]
+        own = [_piece(storage.read(at), part) for at in places]
         return [(mine, _piece(storage.write(at), part)) for mine, at in zip(own, places)]
     where = storage.read if isinstance(step, Send) else storage.write
-    return [(piece,) for piece in merge([_piece(where(place), part) for place in places])]
+    return [(piece,) for piece in merge([_piece(where(at), part) for at in places])]
 
 
 def _piece(whole: Piece, part: tuple[int, int]) -> Piece:
@@ -284,12 +284,12 @@ def _check(steps: Sequence[Step], rank: int) -> None:
             raise ScheduleError(f"{step!r} names this rank as its peer; use Copy", rank=rank)
         if isinstance(step, Recv):
             for b in block_tuple(step.blocks):
-                place = (step.buffer, b)
-                if place in sent or place in received or place in reduced:
+                at = (step.buffer, b)
+                if at in sent or at in received or at in reduced:
                     raise ScheduleError(
                         "is received, and also sent or received again, in one round", block=b
                     )
-                received.add(place)
+                received.add(at)
 
 
 class Binder:

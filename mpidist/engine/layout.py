@@ -217,7 +217,7 @@ class Step(NamedTuple):
     targets: tuple[Piece, ...]
 
 
-class Side(NamedTuple):
+class Segments(NamedTuple):
     """Rounds of messages, in strands that run side by side: one for each piece of the blocks."""
 
     strands: list[list[list[Placed]]]
@@ -229,7 +229,7 @@ class Layout:
 
     Attributes
     ----------
-    steps : list of list of (Step or Side)
+    steps : list of list of (Step or Segments)
         The steps and the rounds of messages of each phase; neighbouring blocks are one step.
     finish : list of (Piece, Piece)
         Copies (target, source) in the end, of blocks of the result that are still elsewhere.
@@ -249,7 +249,7 @@ class Layout:
         align: int,
         segments: tuple[int, int],
     ):
-        self._segments = segments
+        self._cut = segments
         self._plan, self._lengths, self._rank = plan, lengths, where[0]
         self.lengths: dict[Any, int] = {}
         self._keys: dict[Key, Key] = {}
@@ -287,12 +287,21 @@ class Layout:
     def _slot_blocks(self) -> dict[Key, list[int]]:
         """Return the lengths of the blocks of each slot: a block holds several ones in turn."""
         found: dict[Key, list[int]] = {}
-        for (owner, kind, block), held in self._plan.phases.held.items():
+        for cell in self._plan.phases.held:
+            owner, kind, block = cell
             lengths = found.setdefault((owner, kind), [])
             lengths += [0] * (block + 1 - len(lengths))
-            for buffer, number in held:
-                lengths[block] = max(lengths[block], self._lengths_of(buffer, owner)[number])
+            lengths[block] = self._longest(cell, set())
         return found
+
+    def _longest(self, cell: Cell, seen: set[Cell]) -> int:
+        """Return the length of the longest block that a block holds, or held in another slot."""
+        held = self._plan.phases.held.get(cell)
+        if held is None:
+            owner, buffer, block = cell
+            return self._lengths_of(buffer, owner)[block]
+        seen.add(cell)
+        return max([self._longest(source, seen) for source in held - seen], default=0)
 
     def _array(self, owner: int, kind: str) -> Key:
         """Return what stands for the array with a buffer of a rank: always the same object."""
@@ -320,18 +329,20 @@ class Layout:
         steps: list[Any] = []
         for messages, group in groupby(parts, lambda part: isinstance(part, tuple)):
             found: list[Any] = list(group)
-            steps += [self._side(found)] if messages else self.steps_of(found)
+            steps += [self._segments(found)] if messages else self.steps_of(found)
         return steps
 
-    def _side(self, rounds: Sequence[Messages]) -> Side:
+    def _segments(self, rounds: Sequence[Messages]) -> Segments:
         """Return rounds of messages in a row, cut into segments: each does what the whole does."""
-        (count, window), where, strands = self._segments, self._storage.where, []
+        (count, window), where, strands = self._cut, self._storage.where, []
+        # A round may leave a block in another place, where later rounds find it: each segment has
+        # to begin with the places before the first round, not with those the one before it left.
         before = dict(where)
         for k in range(count):
             where.clear()
             where.update(before)
             strands.append([place(one, self._storage, self._rank, (k, count)) for one in rounds])
-        return Side(strands, window)
+        return Segments(strands, window)
 
     def steps_of(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps of rows; those of neighbouring blocks that are apart become one."""
@@ -358,12 +369,12 @@ class Layout:
     def _alike(self, row: Row, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
         """Return pieces of one length: those in slots, where blocks may be longer, are cut."""
         slots = self._plan.slots
-        lengths = {
+        fixed = {
             stop - at for key, at, stop in pieces if type(key) is not tuple or key[1] not in slots
         }
-        if len(lengths) != 1:
+        length = min(fixed or [stop - at for _, at, stop in pieces])
+        if len(fixed) > 1 or any(stop - at < length for _, at, stop in pieces):
             raise ScheduleError("is stored in a block of another length", block=row.sources[0][2])
-        (length,) = lengths
         return tuple([(key, at, at + length) for key, at, _ in pieces])
 
     def _place(self, cell: Cell, own: Callable[[tuple[str, int]], Piece]) -> Piece:

@@ -131,8 +131,8 @@ class Binding:
                 if transfer or actions:
                     items.append(Round((), transfer, tuple(actions)))
                 transfer, actions = None, []
-                for side in group:
-                    items.extend(binder.side(side.strands, side.window, arena, heard))
+                for cut in group:
+                    items.extend(binder.side(cut.strands, cut.window, arena, heard))
             if transfer or actions:
                 items.append(Round((), transfer, tuple(actions)))
 

@@ -89,8 +89,8 @@ class Phases:
     reached : set of (int, str)
         The ranks, of all nodes, and their buffers that others read or write; see also `REST`.
     held : dict
-        For each block of a slot (rank, buffer, block), the blocks (buffer, block) of that rank
-        which it holds in turn, and so must be long enough for.
+        For each block of a slot, the blocks of any rank that it holds in turn, and so must be long
+        enough for; and for each of the scratch memory of copies that overlap.
     complete : bool
         Whether every Fold combines the operands of all ranks, so that its result is complete.
     meetings : int
@@ -105,7 +105,7 @@ class Phases:
     awaits: list[tuple[int, ...]] = field(default_factory=list)
     stored: list[dict[tuple[str, int], int]] = field(default_factory=list)
     reached: set[tuple[int, str]] = field(default_factory=set)
-    held: dict[Cell, set[tuple[str, int]]] = field(default_factory=dict)
+    held: dict[Cell, set[Cell]] = field(default_factory=dict)
     complete: bool = True
     meetings: int = 0
     has_messages: bool = False
@@ -192,8 +192,8 @@ def _note(
         owner, buffer, block = cell
         if owner == rank != peer:
             made.stored[phase][buffer, block] = peer
-        if owner == peer and buffer not in (*BUFFERS, _ASIDE):
-            made.held.setdefault(cell, set()).add(row.sources[0][1:])
+        if owner == peer and buffer not in BUFFERS:
+            made.held.setdefault(cell, set()).add(row.sources[0])
 
 
 def _read(rank: int, part: Sequence[Row] | Messages) -> Iterator[Cell]:

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.calls.call import Caller
 from mpidist.calls.prepare import prepare
-from mpidist.engine.layout import Plan, Side
+from mpidist.engine.layout import Plan, Segments
 from mpidist.schedule.registry import find
 from mpidist.selection.segmentation import Segmentation
 
@@ -19,7 +19,7 @@ def layout(name, n, rank=0):
 
 
 def sides(found):
-    return [step for steps in found.steps for step in steps if isinstance(step, Side)]
+    return [step for steps in found.steps for step in steps if isinstance(step, Segments)]
 
 
 @pytest.mark.parametrize("memory", ("in_place", "slots", "published"))

@@ -5,10 +5,10 @@ import pytest
 
 from mpidist.engine.single_copy import SingleCopy
 from mpidist.engine.staged import Staged
-from mpidist.schedule import algorithms
-from mpidist.schedule.registry import find
+from mpidist.schedule import Copy, Fold, Meet, algorithm, algorithms, prove
+from mpidist.schedule.registry import unregister
 
-from ..support.one_node import ROOTED, Ranks, expected, filled, lengths
+from ..support.one_node import Ranks, check_bits, filled
 
 MEMORIES = {"slots": Staged, "published": SingleCopy}
 SCHEDULES = [
@@ -22,30 +22,12 @@ SCHEDULES = [
 @pytest.mark.parametrize("size", (1, 2, 3, 5))
 @pytest.mark.parametrize(("collective", "name", "memory"), SCHEDULES)
 def test_same_bits_as_direct(collective, name, memory, size):
-    """Twice, in different orders of the ranks: the same bits as ``direct``, and `x` unchanged."""
+    def make(n, dtype):
+        return [np.empty(n, dtype) for _ in range(size)]
+
+    kinds = (("float32", "sum"), ("float64", "prod"))
     ranks = Ranks(size, MEMORIES[memory])
-    reduces = find(collective, name).algorithm.contract.reduces
-    for n in (0, 1, 5, 1000, 40_000):
-        for dtype, op in (("float32", "sum"), ("float64", "prod")):
-            for root in sorted({0, size - 1}) if collective in ROOTED else (0,):
-                long, result = lengths(collective, n, size)
-                xs, outs = ([np.empty(k, dtype) for _ in range(size)] for k in (long, result))
-                filled(xs)
-                kept = [x.copy() for x in xs]
-                wanted = expected(collective, kept, root, op if reduces else None)
-                calls = ranks.calls(collective, xs, outs, root, op if reduces else None)
-                programs = ranks.bound(name, calls)
-                for seed in range(2):
-                    for out in outs:
-                        out[...] = 77
-                    ranks.run(programs, seed)
-                    assert [x.tobytes() for x in xs] == [x.tobytes() for x in kept]
-                    for call, right in zip(calls, wanted):
-                        assert (
-                            right is None
-                            or call.out is None
-                            or call.out.tobytes() == right.tobytes()
-                        )
+    check_bits(ranks, collective, name, make, (0, 1, 5, 1000, 40_000), kinds)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -91,3 +73,25 @@ def test_a_slot_is_too_short():
     calls = ranks.calls("allreduce", [np.zeros(n, "int8")] * 2, [np.zeros(n, "int8")] * 2, op="sum")
     assert "2097153 bytes exceed the 2 MiB" in ranks.executors[0].why_not(calls[0], "auto", False)
     assert "bytes of a staging slot, which has 2 MiB" in ranks.why_not("slots", calls)[0]
+
+
+def test_a_slot_that_is_filled_from_another():
+    """Its blocks are as long as what the other holds, also where they hold each other's."""
+
+    @algorithm("allreduce", "twice", memory="slots", ordered=True)
+    def twice(rank, size):
+        yield Copy(0, 0, target="slot0")
+        yield Copy(0, 0, source="slot0", target="slot1")
+        yield Copy(0, 0, source="slot1", target="slot0")
+        yield Meet(range(size))
+        yield Fold(range(size), source="slot1")
+
+    try:
+        for size in (1, 2, 3):
+            prove("allreduce", "twice", size)
+            xs, outs = ([np.arange(7.0) + r for r in range(size)] for _ in range(2))
+            ranks = Ranks(size, Staged)
+            ranks.run(ranks.bound("twice", ranks.calls("allreduce", xs, outs, op="sum")))
+            assert all((out == sum(xs)).all() for out in outs)
+    finally:
+        unregister("allreduce", "twice")

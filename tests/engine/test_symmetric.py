@@ -11,7 +11,7 @@ from mpidist.engine.rooted import rooted_program
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
 from mpidist.schedule.registry import find, unregister
 
-from ..support.one_node import ROOTED, Ranks, expected, filled, lengths
+from ..support.one_node import Ranks, assert_bits, check_bits, expected, filled, lengths
 
 SHIPPED = [
     (a.collective, a.name)
@@ -24,30 +24,8 @@ WITH_DATA = [pair for pair in SHIPPED if pair[0] != "barrier"]
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
 @pytest.mark.parametrize(("collective", "name"), WITH_DATA)
 def test_shipped_schedules(collective, name, size):
-    """Twice, in different orders of the ranks: the same bits as ``direct``, and `x` unchanged."""
-    ranks = Ranks(size)
-    reduces = find(collective, name).algorithm.contract.reduces
-    for n in (0, 1, 5, 1000):
-        for dtype, op in (("float32", "sum"), ("int32", "max"), ("float64", "prod")):
-            for root in sorted({0, size - 1}) if collective in ROOTED else (0,):
-                long, result = lengths(collective, n, size)
-                xs, outs = ranks.empty(long, dtype), ranks.empty(result, dtype)
-                filled(xs)
-                kept = [x.copy() for x in xs]
-                wanted = expected(collective, kept, root, op if reduces else None)
-                calls = ranks.calls(collective, xs, outs, root, op if reduces else None)
-                programs = ranks.bound(name, calls)
-                for seed in range(2):
-                    for out in outs:
-                        out[...] = 77
-                    ranks.run(programs, seed)
-                    assert [x.tobytes() for x in xs] == [x.tobytes() for x in kept]
-                    for call, right in zip(calls, wanted):
-                        assert (
-                            right is None
-                            or call.out is None
-                            or call.out.tobytes() == right.tobytes()
-                        )
+    ranks, kinds = Ranks(size), (("float32", "sum"), ("int32", "max"), ("float64", "prod"))
+    check_bits(ranks, collective, name, ranks.empty, (0, 1, 5, 1000), kinds)
 
 
 @pytest.mark.parametrize(("collective", "name"), WITH_DATA)
@@ -62,8 +40,7 @@ def test_streaming_stores(collective, name, monkeypatch):
         right = expected(collective, [x.copy() for x in xs], 1, op)
         calls = ranks.calls(collective, xs, place, 1, op)
         ranks.run(ranks.bound(name, calls))
-        for call, wanted in zip(calls, right):
-            assert wanted is None or call.out is None or call.out.tobytes() == wanted.tobytes()
+        assert_bits(calls, right)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 5))

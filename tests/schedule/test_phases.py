@@ -165,7 +165,7 @@ def test_blocks_of_slots_know_what_they_hold():
             yield Meet((0, 1))
 
     made = phases(rounds, count=4)
-    assert made.held == {(r, "slot0", 0): {("in", 0), ("in", 1)} for r in (0, 1)}
+    assert made.held == {(r, "slot0", 0): {(r, "in", 0), (r, "in", 1)} for r in (0, 1)}
     assert (1, "slot0") in made.reached
 
 

@@ -156,3 +156,33 @@ def expected(collective, xs, root, op):
     if collective == "scatter":
         return np.split(xs[root], size)
     return [np.concatenate([np.split(x, size)[rank] for x in xs]) for rank in range(size)]
+
+
+def check_bits(ranks, collective, name, make, sizes, kinds):
+    """A schedule, twice, in different orders of the ranks: the bits of ``direct``, `x` unchanged.
+
+    ``make(n, dtype)`` returns an array of each rank; `kinds` are pairs of a dtype and an operation.
+    """
+    reduces = find(collective, name).algorithm.contract.reduces
+    for n in sizes:
+        for dtype, op in kinds:
+            for root in sorted({0, ranks.size - 1}) if collective in ROOTED else (0,):
+                xs, outs = (make(length, dtype) for length in lengths(collective, n, ranks.size))
+                filled(xs)
+                kept = [x.copy() for x in xs]
+                wanted = expected(collective, kept, root, op if reduces else None)
+                calls = ranks.calls(collective, xs, outs, root, op if reduces else None)
+                programs = ranks.bound(name, calls)
+                for seed in range(2):
+                    for out in outs:
+                        out[...] = 77
+                    ranks.run(programs, seed)
+                    assert [x.tobytes() for x in xs] == [x.tobytes() for x in kept]
+                    assert_bits(calls, wanted)
+
+
+def assert_bits(calls, wanted):
+    """Each rank that gets a result has that of `wanted`."""
+    for call, right in zip(calls, wanted):
+        if right is not None and call.out is not None:
+            assert call.out.tobytes() == right.tobytes()
