@@ -250,7 +250,7 @@ class Layout:
         segments: tuple[int, int],
     ):
         self._cut = segments
-        self._plan, self._lengths, self._rank = plan, lengths, where[0]
+        self.plan, self._lengths, self._rank = plan, lengths, where[0]
         self.lengths: dict[Any, int] = {}
         self._keys: dict[Key, Key] = {}
         phases, contract, rank = plan.phases, plan.contract, where[0]
@@ -287,7 +287,7 @@ class Layout:
     def _slot_blocks(self) -> dict[Key, list[int]]:
         """Return the lengths of the blocks of each slot: a block holds several ones in turn."""
         found: dict[Key, list[int]] = {}
-        for cell in self._plan.phases.held:
+        for cell in self.plan.phases.held:
             owner, kind, block = cell
             lengths = found.setdefault((owner, kind), [])
             lengths += [0] * (block + 1 - len(lengths))
@@ -296,7 +296,7 @@ class Layout:
 
     def _longest(self, cell: Cell, seen: set[Cell]) -> int:
         """Return the length of the longest block that a block holds, or held in another slot."""
-        held = self._plan.phases.held.get(cell)
+        held = self.plan.phases.held.get(cell)
         if held is None:
             owner, buffer, block = cell
             return self._lengths_of(buffer, owner)[block]
@@ -313,15 +313,15 @@ class Layout:
         return self._keys[key]
 
     def _blocks(self, owner: int, kind: str) -> range:
-        if kind in self._plan.slots:
+        if kind in self.plan.slots:
             return range(len(self._in_slots.get((owner, kind), ())))
-        ranges = self._plan.ranges.get(kind)
-        return range(self._plan.phases.count) if ranges is None else ranges[owner]
+        ranges = self.plan.ranges.get(kind)
+        return range(self.plan.phases.count) if ranges is None else ranges[owner]
 
     def _lengths_of(self, kind: str, owner: int) -> Sequence[int]:
-        if kind in self._plan.slots:
+        if kind in self.plan.slots:
             return self._in_slots.get((owner, kind), ())
-        apart = kind == "in" and self._plan.contract.input_buffer == "in"
+        apart = kind == "in" and self.plan.contract.input_buffer == "in"
         return self._lengths.incoming if apart else self._lengths.outgoing
 
     def _phase(self, parts: Sequence[Row | Messages]) -> list[Any]:
@@ -368,7 +368,7 @@ class Layout:
 
     def _alike(self, row: Row, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
         """Return pieces of one length: those in slots, where blocks may be longer, are cut."""
-        slots = self._plan.slots
+        slots = self.plan.slots
         fixed = {
             stop - at for key, at, stop in pieces if type(key) is not tuple or key[1] not in slots
         }

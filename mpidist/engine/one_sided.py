@@ -28,8 +28,8 @@ from ..shared_memory.fold import PIECE_BYTES, fold_in_order
 from ..shared_memory.heap import Heap
 from ..shared_memory.kernel import Phase, assemble, divisor, push
 from .binding import Binder
-from .layout import Plan, Step
-from .reach import Far, Noted, PieceScratch, Reach
+from .layout import Layout, Step
+from .reach import Far, Noted, PieceScratch
 from .storage import HostMemory, MessageScratch, Piece
 
 _LEAST_PIECE = 64 << 10  # bytes of a piece of another process's array
@@ -59,56 +59,74 @@ class _Checks(NamedTuple):
 
 
 class Binding:
-    """A plan bound to the memory of one call.
+    """A schedule bound to the memory of one call.
 
     Parameters
     ----------
     call : Call
         The call, whose arrays are not kept alive.
-    plan : Plan
-        Its schedule.
-    reach : Reach
-        The arrays, and what is done to find them.
+    layout : Layout
+        Its schedule, laid out for its lengths.
     heap : Heap
         The memory with the barrier counters.
     tags : list of int
         ``Program.tags``: one number, the set of barrier counters and notes that a run uses.
-
-    Attributes
-    ----------
-    plan, layout, arrays
-        The schedule, its steps for the lengths of the call, and the arrays of these.
+    arrays : dict
+        The array of each of the layout's.
     before : list of callable
         Actions before this rank announces its arrival.
+    opening : list of callable
+        Actions once all ranks of the node have arrived.
+    in_place : bool
+        Whether input and result are the same memory.
+    streams : bool
+        Whether long results may be stored past the cache.
+    aside : PieceScratch, optional
+        Scratch memory for pieces of arrays that are :class:`.Far`.
+    closes : bool
+        Whether a rank that has finished still waits for the others to say that they have, too.
     """
 
-    def __init__(self, call: Call, plan: Plan, reach: Reach, heap: Heap, tags: list[int]):
-        self.plan, self.layout, self._heap = plan, plan.layout(call), heap
-        self.arrays, self.before, self._reach = reach.arrays, reach.before, reach
-        self._tags, self._op, self._divisor, self._dtype = tags, call.op, divisor(call), call.dtype
+    def __init__(
+        self,
+        call: Call,
+        layout: Layout,
+        heap: Heap,
+        tags: list[int],
+        arrays: dict[Any, Any],
+        before: list[Action],
+        opening: Sequence[Action] = (),
+        *,
+        in_place: bool,
+        streams: bool = False,
+        aside: PieceScratch | None = None,
+        closes: bool = False,
+    ):
+        self.plan = plan = layout.plan
+        self.layout, self.arrays, self.before, self.opening = layout, arrays, before, opening
+        self._heap, self._tags, self._in_place = heap, tags, in_place
+        self._streams, self._aside, self._closes = streams, aside, closes
+        self._op, self._divisor, self._dtype = call.op, divisor(call), call.dtype
         self._rank = call.rank
         self._nbytes = call.nbytes if call.out is None else call.out.nbytes
         self._long: bool | None = None  # is asked for once, if at all: it reads the environment
         # The parts of gather and scatter are stored through the cache.
         parts = plan.contract.per_rank and plan.contract.rooted
-        self._may_stream = reach.streams and call.out is not None and not parts
-        self._in_place = reach.in_place
+        self._may_stream = streams and call.out is not None and not parts
 
     def kernel(self, slot: int | None = None) -> Program:
         """Return the program: the steps of each phase as actions, with barriers between them."""
-        before, steps = self.before, self.layout.steps
-        if steps[0]:
+        before, (first, *others) = self.before, self.layout.steps
+        if first:
             before = [*before, *self._before()]
-        parts = [self.actions(part) if part else [] for part in steps[1:]]
-        parts[-1] += self._finish()
-        parts[0][:0] = self._reach.opening
-        body: list[Phase | list[Action]] = [
-            part if awaits is None else Phase(part, awaits)
-            for part, awaits in zip(parts, self.plan.awaits)
-        ]
-        if self._reach.closes:
-            body.append([])
-        return assemble((before, body), self._heap, self._tags, slot)
+        phases: list[Phase] = []
+        for steps, awaits in zip(others, self.plan.awaits):
+            phases.append((self.actions(steps) if steps else [], awaits))
+        phases[0][0][:0] = self.opening
+        phases[-1][0].extend(self._finish())
+        if self._closes:
+            phases.append(([], None))
+        return assemble(before, phases, self._heap, self._tags, slot)
 
     def program(
         self, backend: Backend, arrival: BoardArrival, persistent: bool, slot: int | None = None
@@ -139,12 +157,12 @@ class Binding:
         first, *others = self.layout.steps
         meetings: list[Transfer] = [Barrier(lines, self._tags, a) for a in self.plan.awaits]
         if self.plan.phases.messages_first:
-            add(first, arrival, self._reach.opening)
+            add(first, arrival, self.opening)
         else:
             before, meetings[0] = [*before, *self._before()], arrival
         for parts, meeting in zip(others, meetings):
-            add(parts, meeting, self._reach.opening if meeting is arrival else [])
-        if self._reach.closes:
+            add(parts, meeting, self.opening if meeting is arrival else [])
+        if self._closes:
             add([], Barrier(lines, self._tags), [])
         program = binder.greeted(items, self._finish(), arena.total())
         program.before, program.slot = tuple(before), slot
@@ -175,9 +193,11 @@ class Binding:
 
     def actions(self, steps: Sequence[Step]) -> list[Action]:
         """Return the actions of steps, of which those on noted arrays are bound when they run."""
-        if not self.plan.noted:
-            return [action for step in steps for action in self.bound(step)]
         actions: list[Action] = []
+        if not self.plan.noted:
+            for step in steps:
+                actions += self.bound(step)
+            return actions
         for noted, group in groupby(steps, lambda step: bool(self.noted(step))):
             if noted:
                 actions.append(self._targeted(list(group)))
@@ -193,19 +213,19 @@ class Binding:
     def bound(self, step: Step) -> list[Action]:
         """Return the actions of a step, whose noted arrays have been found."""
         ranks, sources, targets = step
-        if self._reach.aside is not None:
+        if self._aside is not None:
             far = [type(self.arrays[key]) is Far for key, _, _ in sources]
             if True in far:
-                return self._fetched(step, far, self._reach.aside)
+                return self._fetched(step, far, self._aside)
         if not ranks:
             if self._in_place:
                 targets = tuple([to for to in targets if self._differ(to, sources[0])])
             copy = stream if self._may_stream and self._is_long() else store
             return push(self._view(sources[0]), [self._view(to) for to in targets], copy)
         assert self._op is not None
-        inputs, outs = [self._view(s) for s in sources], [self._view(t) for t in targets]
+        inputs, outs = [*map(self._view, sources)], [*map(self._view, targets)]
         # In place, what is to be overwritten has just been read and is in the cache.
-        streamed = self._reach.streams and not self._in_place and self._is_long()
+        streamed = self._streams and not self._in_place and self._is_long()
         by = self._divisor if self.plan.phases.complete else 0
         return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
 

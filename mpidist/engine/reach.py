@@ -10,8 +10,6 @@ array of numpy   this rank's own, or mapped: symmetric memory at one location, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,37 +24,6 @@ from .layout import ARGUMENT, Key
 
 NOTES = {"in": 3, "out": 5}
 """A rank's notes on symmetric memory: allocation number and offset of each buffer."""
-
-
-@dataclass(slots=True)
-class Reach:
-    """The arrays of one call, for the steps of its schedule.
-
-    Attributes
-    ----------
-    arrays : dict
-        The array of each of the layout's.
-    before : list of callable
-        Actions before this rank announces its arrival.
-    opening : list of callable
-        Actions once all ranks of the node have arrived.
-    in_place : bool
-        Whether input and result are the same memory.
-    streams : bool
-        Whether long results may be stored past the cache.
-    aside : PieceScratch or None
-        Scratch memory for pieces of arrays that are :class:`Far`.
-    closes : bool
-        Whether a rank that has finished still waits for the others to say that they have, too.
-    """
-
-    arrays: dict[Any, Any]
-    before: list[Action]
-    opening: Sequence[Action] = ()
-    in_place: bool = False
-    streams: bool = False
-    aside: PieceScratch | None = None
-    closes: bool = False
 
 
 class Noted:

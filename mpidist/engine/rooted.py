@@ -61,7 +61,7 @@ def rooted_program(
     phases = part(call.root, reached, apart, flags)
     if not last:
         phases.pop()
-    return assemble(([*reached.before, *apart.before], phases), heap, tags)
+    return assemble([*reached.before, *apart.before], phases, heap, tags)
 
 
 class _Flags:
@@ -101,7 +101,7 @@ def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list
 
     zeros = [0] * len(others)
     action = ConditionalAction(flags.words, flags.fixed(*others), zeros, serve_unreached)
-    return [Phase(reached.actions(reached.layout.steps[1])), Phase([action]), Phase([], ())]
+    return [(reached.actions(reached.layout.steps[1]), None), ([action], None), ([], ())]
 
 
 def _served(rank: int, direct: Plan, otherwise: Plan) -> list[Row]:
@@ -154,4 +154,4 @@ def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> li
 
     action = TargetedAction(words, [*array.indices([0]), *flags.fixed(mine)], find)
     last = ConditionalAction(words, flags.fixed(*served), [0] * len(served), awaited)
-    return [Phase([action]), Phase([], None if everyone else second), Phase([], last)]
+    return [([action], None), ([], None if everyone else second), ([], last)]

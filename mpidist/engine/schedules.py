@@ -16,7 +16,6 @@ from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
 from .layout import Plan, Plans
 from .one_sided import Binding
-from .reach import Reach
 from .storage import HostMemory
 
 UNEVEN = "the counts of the other ranks are unknown (uneven alltoall)"
@@ -48,8 +47,8 @@ class ScheduleExecutor(Executor):
         """Return why a schedule does not reach the buffers of a call, or None if it does."""
         raise NotImplementedError
 
-    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
-        """Return the arrays of a call; `tags` is ``Program.tags``, and `turn` as in `bind`."""
+    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to the arrays of a call; `tags` is ``Program.tags``."""
         raise NotImplementedError
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
@@ -66,11 +65,6 @@ class ScheduleExecutor(Executor):
         """Return the plan of a schedule for the ranks and the root of a call."""
         return self._plans.find(call, choice, pieces)
 
-    def binding(self, call: Call, plan: Plan, tags: list[int], turn: int = 0) -> Binding:
-        """Return a plan bound to the arrays of a call."""
-        assert self.heap is not None
-        return Binding(call, plan, self.reach(plan, call, tags, turn), self.heap, tags)
-
     def program(
         self,
         call: Call,
@@ -83,9 +77,9 @@ class ScheduleExecutor(Executor):
         """Bind a call to a schedule: return its new program; the parameters are those of `bind`."""
         tags = [0]
         first: list[Action] = []
-        if divides_first(call.op, call.dtype) and not plan.phases.complete:
+        if not plan.phases.complete and divides_first(call.op, call.dtype):
             call = _divided(call, first)
-        binding = self.binding(call, plan, tags, turn)
+        binding = self.binding(plan, call, tags, turn)
         binding.before[:0] = first
         if not (background or plan.mixed):
             return binding.kernel(slot)

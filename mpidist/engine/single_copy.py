@@ -25,7 +25,8 @@ from ..schedule.registry import Choice, find
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
 from .layout import Key, Plan
-from .reach import Far, PieceScratch, Reach
+from .one_sided import Binding
+from .reach import Far, PieceScratch
 from .schedules import ScheduleExecutor
 
 _NOTES = {"in": 0, "out": 1, "tmp": 2, REST: 3}  # a rank's notes: addresses of its arrays
@@ -95,10 +96,11 @@ class SingleCopy(ScheduleExecutor):
         plan = self.plan(call, choice or self._shipped[call.collective])
         return self.program(call, plan, background, repeated)
 
-    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
-        """Return the arrays of a call, whose addresses each rank notes for the others."""
-        assert self.heap is not None and self._memory is not None
-        layout, dtype, rank, lines = plan.layout(call), call.dtype, call.rank, self.heap.lines
+    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to the arrays of a call; each rank notes the addresses of its own."""
+        heap, memory = self.heap, self._memory
+        assert heap is not None and memory is not None
+        layout, dtype, rank, lines = plan.layout(call), call.dtype, call.rank, heap.lines
         arrays: dict[Any, Any] = {}
         addresses: dict[Key, int] = {}
         for scratch in layout.scratch:
@@ -107,7 +109,7 @@ class SingleCopy(ScheduleExecutor):
             owner, kind = key
             if owner != rank:
                 addresses[key] = 0
-                arrays[key] = Far(self._memory, rank, addresses, key)
+                arrays[key] = Far(memory, rank, addresses, key)
             elif kind in plan.scratch:
                 arrays[key] = self._scratch_of(kind, count, dtype)
             else:
@@ -129,8 +131,12 @@ class SingleCopy(ScheduleExecutor):
                 note = note_index(tags, plan.at[owner]) + _NOTES[kind]
                 addresses[owner, kind] = words[note]
 
-        before, opening = [write_notes], [read_addresses]
-        return Reach(arrays, before, opening, call.in_place, aside=self._aside, closes=True)
+        return Binding(
+            *(call, layout, heap, tags, arrays, [write_notes], [read_addresses]),
+            in_place=call.in_place,
+            aside=self._aside,
+            closes=True,
+        )
 
     def _scratch_of(self, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
         """Return memory for a scratch buffer that others read; all programs share it in turn."""

@@ -22,7 +22,7 @@ from ..shared_memory.heap import STAGING_BYTES
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import Plan
-from .reach import Reach
+from .one_sided import Binding
 from .schedules import UNEVEN, ScheduleExecutor
 
 _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
@@ -117,10 +117,11 @@ class Staged(ScheduleExecutor):
         plan = self.plan(call, choice, pieces)
         return self.program(call, plan, background, repeated, turn, slot=turn)
 
-    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
-        """Return the arrays of a call, and those of all ranks in slot number `turn`."""
-        assert self.heap is not None
-        layout, dtype, at, slot = plan.layout(call), call.dtype, plan.at, self.heap.slot(turn)
+    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to the arrays of a call, and to slot number `turn` of all ranks."""
+        heap = self.heap
+        assert heap is not None
+        layout, dtype, at, slot = plan.layout(call), call.dtype, plan.at, heap.slot(turn)
         arrays: dict[Any, Any] = {}
         for scratch in layout.scratch:
             arrays[scratch] = np.empty(scratch.size, dtype)
@@ -131,4 +132,4 @@ class Staged(ScheduleExecutor):
                 arrays[key] = view_at(start, count, dtype)
             else:
                 arrays[key] = unowned(call.x if kind == "in" else call.out)
-        return Reach(arrays, [], in_place=call.in_place)
+        return Binding(call, layout, heap, tags, arrays, [], in_place=call.in_place)

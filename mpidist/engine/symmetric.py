@@ -24,7 +24,8 @@ from ..shared_memory.host import Host
 from ..shared_memory.in_place import NEEDS, location_of, memory_key
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import ARGUMENT, Plan
-from .reach import NOTES, Noted, Reach
+from .one_sided import Binding
+from .reach import NOTES, Noted
 from .rooted import rooted_program
 from .schedules import UNEVEN, ScheduleExecutor
 
@@ -137,7 +138,7 @@ class Symmetric(ScheduleExecutor):
             return self.program(call, self.plan(call, choices[0]), background, repeated)
         tags = [0]
         if choices:
-            direct, otherwise = (self.binding(call, self.plan(call, c), tags) for c in choices)
+            direct, otherwise = (self.binding(self.plan(call, c), call, tags) for c in choices)
             last = background or call.collective != "reduce"
             assert self.heap is not None
             program = rooted_program(call, direct, otherwise, self.heap, tags, last)
@@ -160,8 +161,8 @@ class Symmetric(ScheduleExecutor):
             return [self._shipped["reduce"][0], self._one_shot]
         return self._shipped.get(call.collective, [])
 
-    def reach(self, plan: Plan, call: Call, tags: list[int], turn: int) -> Reach:
-        """Return the arrays of a call, and the notes on those that others find by them."""
+    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to the arrays of a call, with notes on those that others find."""
         heap, layout, dtype, rank = self.heap, plan.layout(call), call.dtype, call.rank
         assert heap is not None
         found, at = _locations(plan, call, heap), plan.at
@@ -187,7 +188,7 @@ class Symmetric(ScheduleExecutor):
             data = call.x if buffer == "in" else call.out
             if (rank, buffer) in plan.phases.reached and data is not None:
                 before.append(_note(heap, tags, buffer, heap.find(data)))
-        return Reach(arrays, before, in_place=in_place, streams=True)
+        return Binding(call, layout, heap, tags, arrays, before, in_place=in_place, streams=True)
 
 
 def _locations(plan: Plan, call: Call, heap: Heap, background: bool = False) -> dict[str, Location]:

@@ -204,15 +204,15 @@ def one_pass(
     first = targets[0]
     if not vector_width() or first.dtype not in _SUMMED:
         return None
-    starts, itemsize = [address(x) for x in (*sources, *targets)], first.itemsize
-    apart = not any(
-        overlaps(target, source) and address(target) != address(source)
-        for target in targets
-        for source in sources
-    )
-    same_alignment = len({start % _LINE for start in starts[len(sources) :]}) == 1 or not streamed
-    if not (apart and same_alignment and first.size) or any(start % itemsize for start in starts):
-        return None
+    itemsize, nbytes = first.itemsize, first.nbytes
+    starts, bases = [*map(address, sources)], [*map(address, targets)]
+    for base in bases:
+        if base % itemsize or not nbytes or (streamed and (base - bases[0]) % _LINE):
+            return None
+        for start in starts:
+            if start % itemsize or 0 < abs(start - base) < nbytes:  # partly overlaps
+                return None
+    starts += bases
     addresses = (ctypes.c_size_t * len(starts))(*starts)
     arguments = Sum(
         arrays=ctypes.addressof(addresses),

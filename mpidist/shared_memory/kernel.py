@@ -11,7 +11,7 @@ They are made by ``engine/one_sided.py``, from schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,45 +34,28 @@ takes half the time of adding, 1.05 and 1.66.
 """
 
 
-class Phase(NamedTuple):
-    """The actions of a rank after a barrier, and the ranks that it awaits in that barrier.
+Phase = tuple[list[Action], AwaitedRanks]
+"""The actions of a rank after a barrier, and the ranks that it awaits there (None: all)."""
 
-    Attributes
-    ----------
-    actions : list of callable
-        The actions, in order.
-    awaits : tuple of int or ConditionalAction, optional
-        The ranks to wait for before the phase, see :class:`.barrier.Barrier`; by default all.
+
+def assemble(
+    before: Sequence[Action],
+    phases: Sequence[Phase],
+    heap: Heap,
+    tags: list[int],
+    slot: int | None = None,
+) -> Program:
+    """Return the program of a kernel, with a barrier of `heap` between its phases.
+
+    `tags` is ``Program.tags``: one number, the set of barrier counters and notes in ``heap.lines``
+    that a run uses; 0 in blocking calls.  The kernel's actions read it at each run.  `slot` is the
+    staging slot that the kernel uses.
     """
-
-    actions: list[Action]
-    awaits: AwaitedRanks = None
-
-
-Body = tuple[list[Action], Sequence[Phase | list[Action]]]
-"""A kernel's actions before the rank is announced, and its phases."""
-
-
-def assemble(body: Body, heap: Heap, tags: list[int], slot: int | None = None) -> Program:
-    """Return the program of a kernel, with a barrier between its phases.
-
-    Parameters
-    ----------
-    body : Body
-        Actions before this rank announces its arrival, and the phases after all have arrived.
-    heap : Heap
-        The heap whose barrier counters are used.
-    tags : list of int
-        ``Program.tags``: one number, the set of barrier counters and notes in ``heap.lines`` that
-        a run uses; 0 in blocking calls.  The kernel's actions read it at each run.
-    slot : int, optional
-        Index of the staging slot that the kernel uses.
-    """
-    before, phases = body
-    first, *later = (phase if isinstance(phase, Phase) else Phase(phase) for phase in phases)
-    items: list[Round | Side] = [Round((), None, tuple(first.actions))]
-    for actions, awaits in later:
-        items.append(Round((), Barrier(heap.lines, tags, awaits), tuple(actions)))
+    items: list[Round | Side] = []
+    for actions, awaits in phases:
+        # All ranks have just arrived at the call: the first phase needs no barrier.
+        barrier = Barrier(heap.lines, tags, awaits) if items else None
+        items.append(Round((), barrier, tuple(actions)))
     return Program(items, tags=tags, before=tuple(before), slot=slot, meets=True)
 
 

@@ -97,7 +97,7 @@ def test_two_schedules_of_which_each_rank_takes_one(collective, other, how):
         for call, executor, heap in zip(calls, ranks.executors, ranks.heaps):
             tags = [0]
             plans = [executor.plan(call, find(collective, name)) for name in ("in_place", other)]
-            bound = [executor.binding(call, plan, tags) for plan in plans]
+            bound = [executor.binding(plan, call, tags) for plan in plans]
             last = collective != "reduce" or other == "in_place_one_shot"
             programs.append(rooted_program(call, *bound, heap, tags, last))
         if how == "dropped by some":

@@ -27,10 +27,10 @@ def own(comm):
 @pytest.fixture
 def bound(monkeypatch):
     """The calls that were bound, each for both slots or for one."""
-    calls, plain = [], Staged.reach
+    calls, plain = [], Staged.binding
     monkeypatch.setattr(
         Staged,
-        "reach",
+        "binding",
         lambda self, plan, call, *how: calls.append(call) or plain(self, plan, call, *how),
     )
     return calls
