@@ -22,17 +22,20 @@ from ..backends.program import Action, OperationCheck, Program, Round, Side, sto
 from ..calls.arrays import address
 from ..calls.call import Call
 from ..shared_memory.barrier import Barrier, BoardArrival
-from ..shared_memory.compiled import stream, streams
+from ..shared_memory.compiled import LEAST_DEPOSIT, deposit, stream, streams
 from ..shared_memory.conditional import TargetedAction
 from ..shared_memory.fold import PIECE_BYTES, fold_in_order
 from ..shared_memory.heap import Heap
-from ..shared_memory.kernel import Phase, assemble, divisor, push
+from ..shared_memory.kernel import Phase, assemble, divisor, pieces_of, push
 from .binding import Binder
 from .layout import Layout, Step
 from .reach import Far, Noted, PieceScratch
 from .storage import HostMemory, MessageScratch, Piece
 
 _LEAST_PIECE = 64 << 10  # bytes of a piece of another process's array
+_PUSHED_PIECE = (
+    64 << 10
+)  # bytes that are combined, and copied from the cache to other ranks' arrays
 
 
 class _Pieces(HostMemory):
@@ -109,6 +112,7 @@ class Binding:
         self._op, self._divisor, self._dtype = call.op, divisor(call), call.dtype
         self._rank = call.rank
         self._nbytes = call.nbytes if call.out is None else call.out.nbytes
+        self._fetched_by_others = (*plan.slots, *plan.scratch)
         self._long: bool | None = None  # is asked for once, if at all: it reads the environment
         # The parts of gather and scatter are stored through the cache.
         parts = plan.contract.per_rank and plan.contract.rooted
@@ -220,14 +224,54 @@ class Binding:
         if not ranks:
             if self._in_place:
                 targets = tuple([to for to in targets if self._differ(to, sources[0])])
-            copy = stream if self._may_stream and self._is_long() else store
-            return push(self._view(sources[0]), [self._view(to) for to in targets], copy)
+            pushed = [(self._copy_to(to), self._view(to)) for to in targets]
+            return push(self._view(sources[0]), pushed)
         assert self._op is not None
         inputs, outs = [*map(self._view, sources)], [*map(self._view, targets)]
         # In place, what is to be overwritten has just been read and is in the cache.
         streamed = self._streams and not self._in_place and self._is_long()
+        if not streamed and not self._in_place and outs[0].nbytes >= LEAST_DEPOSIT:
+            shared = [to for to, out in zip(targets, outs) if self._read_before(to)]
+            if shared:
+                kept = [self._view(to) for to in targets if to not in shared]
+                return self._combined(inputs, ranks, kept, [*map(self._view, shared)])
         by = self._divisor if self.plan.phases.complete else 0
         return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
+
+    def _combined(
+        self,
+        inputs: Sequence[np.ndarray],
+        ranks: Sequence[int],
+        kept: Sequence[np.ndarray],
+        shared: Sequence[np.ndarray],
+    ) -> list[Action]:
+        """Return the actions that combine arrays in this rank's memory, and copy to the others'.
+
+        A sum stored where others have read before took 2.5 times as long in far cores (256 KiB).
+        """
+        assert self._op is not None
+        by = self._divisor if self.plan.phases.complete else 0
+        whole, scratch, actions = inputs[0], None, list[Action]()
+        for part in pieces_of(whole.size, whole.itemsize, _PUSHED_PIECE):
+            if kept:
+                results = [out[part] for out in kept]
+            else:
+                scratch = np.empty(part.stop, self._dtype) if scratch is None else scratch
+                results = [scratch[: part.stop - part.start]]
+            actions += fold_in_order(self._op, [x[part] for x in inputs], ranks, results, by)
+            actions += [deposit(out[part], results[0]) for out in shared]
+        return actions
+
+    def _read_before(self, piece: Piece) -> bool:
+        """Return whether ranks read in a piece what others store there, call after call."""
+        key = piece[0]
+        return type(key) is tuple and (key[0] != self._rank or key[1] in self._fetched_by_others)
+
+    def _copy_to(self, piece: Piece) -> Any:
+        """Return the function that copies to a piece."""
+        if self._may_stream and self._is_long():
+            return stream
+        return deposit if self._read_before(piece) else store
 
     def _fetched(self, step: Step, far: Sequence[bool], aside: PieceScratch) -> list[Action]:
         """Return the actions of a step with arrays of other processes, fetched piece by piece."""

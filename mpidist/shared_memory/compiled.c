@@ -16,6 +16,54 @@
 
 #include <string.h>
 
+/* Threads of a process share it: what one of them loses to another is one sample. */
+struct pace mpidist_pace;
+
+#define SLOW 3       /* streaming also costs the reader, who finds the data in memory */
+#define TRIAL 1024   /* copies between two trials of streaming stores; in the beginning fewer */
+#define ROW 4        /* slow copies in a row: one may have been interrupted */
+#define CALM 256     /* fast copies in a row, after which the machine has changed */
+#define LEAST 512    /* copies to stream before ordinary stores are tried again, at first */
+#define MOST 8192    /* and at most: each try costs a few slow copies */
+
+/* Return whether the next copy is to use streaming stores: that is the way now, or a trial. */
+int mpidist_streams_next(struct pace *pace)
+{
+    int64_t n = pace->copies;
+
+    if (pace->left > 0)
+        return 1;
+    pace->copies++;
+    return n % TRIAL == 0 || (n < TRIAL && (n & (n - 1)) == 0);
+}
+
+/* Note the cost of a copy, in ticks a KiB. */
+void mpidist_took(struct pace *pace, int streamed, uint64_t cost)
+{
+    if (streamed) {
+        if (!pace->streaming || cost < pace->streaming)
+            pace->streaming = cost;
+        if (pace->left > 0)
+            pace->left--;
+        return;
+    }
+    pace->ordinary = cost;
+    if (cost <= SLOW * pace->streaming || !pace->streaming) {
+        pace->slow = 0;
+        if (++pace->fast >= CALM)
+            pace->patience = 0;
+        return;
+    }
+    pace->fast = 0;
+    if (++pace->slow < ROW)
+        return;
+    pace->patience = !pace->patience            ? LEAST
+                     : pace->patience < MOST / 2 ? 2 * pace->patience
+                                                 : MOST;
+    pace->left = pace->patience;
+    pace->slow = 0;
+}
+
 #ifdef HAS_VECTORS
 #include <immintrin.h>
 
@@ -103,23 +151,44 @@ static size_t to_line(uintptr_t address, size_t count)
     return bytes < count ? bytes : count;
 }
 
-/* Copy, with streaming stores if `width` is not 0. */
-void mpidist_copy(const struct copy *copy)
+static void copy_streaming(const struct copy *copy, int width)
 {
     char *to = (char *)copy->target;
     const char *from = (const char *)copy->source;
     size_t before = to_line(copy->target, copy->count), lines = (copy->count - before) / LINE;
-    int width = copy->width;
 
-    if (!width) {
-        memmove(to, from, copy->count);
-        return;
-    }
     memcpy(to, from, before);
     (width >= 64 ? copy_64 : width >= 32 ? copy_32 : copy_16)(to + before, from + before, lines);
     _mm_sfence();
     before += lines * LINE;
     memcpy(to + before, from + before, copy->count - before);
+}
+
+static void copy_plainly(const struct copy *copy)
+{
+    memmove((void *)copy->target, (const void *)copy->source, copy->count);
+}
+
+static void copy_measured(const struct copy *copy)
+{
+    int streamed = mpidist_streams_next(&mpidist_pace);
+    uint64_t ticks = __rdtsc();
+
+    if (streamed)
+        copy_streaming(copy, mpidist_width());
+    else
+        copy_plainly(copy);
+    mpidist_took(&mpidist_pace, streamed, (__rdtsc() - ticks) * 1024 / copy->count);
+}
+
+void mpidist_copy(const struct copy *copy)
+{
+    if (!copy->width)
+        copy_plainly(copy);
+    else if (copy->width == MEASURED)
+        copy_measured(copy);
+    else
+        copy_streaming(copy, copy->width);
 }
 
 /* Sum all sources and store the result in all targets, in one pass. */

@@ -12,12 +12,27 @@
 #endif
 #endif
 
-/* A copy of `count` bytes.  If `width` is not 0, with streaming stores of `width` bytes, between
-   memory that does not overlap; else by the C library's memmove. */
+/* A copy of `count` bytes: by the C library's memmove if `width` is 0; with streaming stores of
+   `width` bytes, between memory that does not overlap; or, if `width` is MEASURED, by what the pace
+   of this process says is faster. */
+#define MEASURED -1
 struct copy {
     uintptr_t target, source;
     size_t count;
     int width;
+};
+
+/* What stores cost, in ticks a KiB, where the other ranks have read what was there before.
+
+   On some processors such a store waits until the readers have given up the line: 28 ns a line on
+   a Zen 4 whose cores share no cache, where streaming stores take 2; on others memmove's stores are
+   as fast as these.  A virtual machine may change between both every minute.  So copies into such
+   memory time themselves.  Ordinary stores are used until four in a row take more than
+   `SLOW` times as long as streaming ones; then these for the next `patience` copies, twice as many
+   each time.  Trying ordinary ones again takes a few: the first finds lines that nobody holds. */
+struct pace {
+    uint64_t ordinary, streaming; /* of the last copy, and of the fastest trial; 0: not known */
+    int64_t copies, left, slow, fast, patience; /* left: copies to stream before the next try */
 };
 
 /* A sum of arrays of `count` elements of `itemsize` bytes (4 or 8), by vectors of `width` bytes.
@@ -64,5 +79,8 @@ struct program {
 int mpidist_width(void);
 int mpidist_runs_steps(void);
 void mpidist_copy(const struct copy *copy);
+int mpidist_streams_next(struct pace *pace);
+void mpidist_took(struct pace *pace, int streamed, uint64_t cost);
+extern struct pace mpidist_pace;
 void mpidist_sum(const struct sum *sum);
 int mpidist_run(const struct program *program, int64_t sequence, int at);

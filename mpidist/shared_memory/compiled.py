@@ -54,6 +54,15 @@ class Sum(ctypes.Structure):
     )
 
 
+class Pace(ctypes.Structure):
+    """The C type ``struct pace``: ticks a KiB of stores where others have read."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("ordinary", "streaming")),
+        *((name, ctypes.c_int64) for name in ("copies", "left", "slow", "fast", "patience")),
+    )
+
+
 class Meeting(ctypes.Structure):
     """The C type ``struct meeting``: a wait for other ranks, at an operation or in a barrier."""
 
@@ -87,7 +96,7 @@ class Program(ctypes.Structure):
     _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
-LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Check, Step, Program)), len(KINDS))
+LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Check, Step, Program, Pace)), len(KINDS))
 """The sizes of the structures, and the number of kinds of steps.
 
 A compiled module with another layout is left over from an older version and is not used.
@@ -117,6 +126,8 @@ def load() -> tuple[Any, str]:
 _compiled, WHY_NOT = load()
 
 _LINE = 64  # bytes of a cache line
+_MEASURED = -1  # the width of a copy that times itself
+LEAST_DEPOSIT = 16 << 10  # bytes of the smallest one
 _SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -171,6 +182,24 @@ def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> 
         return store(target, source)
     arguments = Copy(address(target), address(source), target.nbytes, width or vector_width())
     return _bind("copy", arguments, target, source)
+
+
+def deposit(target: np.ndarray, source: np.ndarray) -> Action:
+    """Return the action that copies an array into memory that other ranks have read before.
+
+    Long copies time themselves, and use streaming stores while ordinary ones are slow there, unless
+    ``MPIDIST_STREAM_BYTES`` is ``none``.
+    """
+    short = target.nbytes < LEAST_DEPOSIT or not vector_width()
+    if short or overlaps(target, source) or least_bytes() == sys.maxsize:
+        return store(target, source)
+    arguments = Copy(address(target), address(source), target.nbytes, _MEASURED)
+    return _bind("copy", arguments, target, source)
+
+
+def pace() -> Pace | None:
+    """Return what the deposits of this process have cost; None without compiled code for it."""
+    return Pace.from_address(_compiled.pace()) if vector_width() else None
 
 
 def one_pass(

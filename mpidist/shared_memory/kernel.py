@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program import Action, Program, Round, Side, store
+from ..backends.program import Action, Program, Round, Side
 from ..calls.arrays import address, view_at
 from ..calls.call import Call
 from ..operations import is_half, is_mean
@@ -91,12 +91,13 @@ def unowned(x: np.ndarray) -> np.ndarray:
     return view_at(address(x), x.size, x.dtype)
 
 
-def push(x: np.ndarray, targets: Sequence[np.ndarray], copy: Any = store) -> list[Action]:
+def push(x: np.ndarray, targets: Sequence[tuple[Any, np.ndarray]]) -> list[Action]:
     """Return the actions that copy an array to several targets, piece by piece.
 
-    So each piece is read from memory once, and from the cache for the other targets.
+    So each piece is read from memory once, and from the cache for the other targets.  `targets` has
+    the function that copies to each.
     """
     if len(targets) < 2:
-        return [copy(target, x) for target in targets]
+        return [copy(target, x) for copy, target in targets]
     pieces = pieces_of(x.size, x.itemsize)
-    return [copy(target[part], x[part]) for part in pieces for target in targets]
+    return [copy(target[part], x[part]) for part in pieces for copy, target in targets]

@@ -52,6 +52,29 @@ static PyObject *width(PyObject *module, PyObject *nothing)
     return PyLong_FromLong(mpidist_width());
 }
 
+/* Return the address of this process's pace. */
+static PyObject *pace(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyLong_FromVoidPtr(&mpidist_pace);
+}
+
+/* Count a copy that would cost `ordinary` or `streaming` ticks a KiB; return whether it streams. */
+static PyObject *paced(PyObject *module, PyObject *arguments)
+{
+    unsigned long long at, ordinary, streaming;
+    struct pace *counted;
+    int streamed;
+
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KKK", &at, &ordinary, &streaming))
+        return NULL;
+    counted = (struct pace *)(uintptr_t)at;
+    streamed = mpidist_streams_next(counted);
+    mpidist_took(counted, streamed, streamed ? streaming : ordinary);
+    return PyBool_FromLong(streamed);
+}
+
 static PyObject *runs_steps(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
@@ -62,8 +85,9 @@ static PyObject *runs_steps(PyObject *module, PyObject *nothing)
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    return Py_BuildValue("nnnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
-                         sizeof(struct check), sizeof(struct step), sizeof(struct program), KINDS);
+    return Py_BuildValue("nnnnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
+                         sizeof(struct check), sizeof(struct step), sizeof(struct program),
+                         sizeof(struct pace), KINDS);
 }
 
 static PyMethodDef functions[] = {
@@ -71,6 +95,8 @@ static PyMethodDef functions[] = {
     {"sum", sum, METH_O, "Run a struct sum."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "Run a struct program for an operation's sequence number, from a step on."},
+    {"pace", pace, METH_NOARGS, "Return the address of the struct pace of this process."},
+    {"paced", paced, METH_VARARGS, "Count a copy of two costs in a struct pace."},
     {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},
     {"runs_steps", runs_steps, METH_NOARGS, "Return whether there is code for steps."},
     {"layout", layout, METH_NOARGS, "Return the sizes of the structures and the number of kinds."},

@@ -1,5 +1,6 @@
 """What is compiled: every byte, whatever the width, the length and the place."""
 
+import ctypes
 import functools
 import itertools
 import sys
@@ -70,6 +71,62 @@ def test_what_is_not_summed_so():
         ([x.astype("float16")], [np.empty(100, "float16")]),
     ):
         assert compiled.one_pass(sources, targets, streamed=True) is None
+
+
+def ways(costs, pace=None):
+    """The way of each copy: "o" for ordinary stores, "s" for streaming; `costs` of both ways."""
+    pace, module = pace or compiled.Pace(), compiled.function("paced")
+    return "".join("os"[module(ctypes.addressof(pace), *cost)] for cost in costs)
+
+
+@needs_compiler
+def test_fast_ordinary_stores_are_kept_but_for_trials():
+    trials = {0, *(2**n for n in range(11)), 2048, 3072}
+    for ordinary in (50, 100, 290):
+        found = ways([(ordinary, 100)] * 4000)
+        assert {n for n, way in enumerate(found) if way == "s"} == trials
+
+
+@needs_compiler
+def test_slow_ordinary_stores_give_way_and_are_tried_ever_more_rarely():
+    pace = compiled.Pace(copies=2049, streaming=100)  # behind the trials of the beginning
+    assert ways([(1000, 100)] * 4, pace) == "oooo"
+    for patience in (512, 1024, 2048, 4096, 8192, 8192):
+        assert (pace.patience, pace.left) == (patience, patience)
+        found = ways([(1000, 100)] * (patience + 4), pace)
+        assert found == "s" * patience + "oooo"
+
+
+@needs_compiler
+def test_one_interrupted_copy_changes_nothing():
+    pace = compiled.Pace(copies=2049, streaming=100)
+    costs = [(1000 if n % 4 else 100, 100) for n in range(400)]  # three of four are slow
+    assert ways(costs, pace) == "o" * 400
+
+
+@needs_compiler
+def test_stores_that_become_fast_again_are_found():
+    pace = compiled.Pace(copies=2049, streaming=100)
+    ways([(1000, 100)] * (4 + 512 + 4 + 1024), pace)
+    assert (pace.patience, pace.left) == (1024, 0)
+    assert ways([(100, 100)] * 300, pace) == "o" * 300
+    ways([(1000, 100)] * 4, pace)
+    assert pace.patience == 512
+
+
+@needs_compiler
+def test_deposits_copy_every_byte_by_either_way(monkeypatch):
+    pace = compiled.pace()
+    source, target = np.random.default_rng(1).random(10_001), np.zeros(10_003)
+    action = compiled.deposit(target[1:-1], source)
+    for left in (0, 1):
+        pace.left, target[:] = left, 0
+        action()
+        assert (target[1:-1] == source).all() and not target[0] and not target[-1]
+        assert pace.left == 0
+    assert not hasattr(compiled.deposit(target[:8], source[:8]), "structure")
+    monkeypatch.setenv("MPIDIST_STREAM_BYTES", "none")
+    assert not hasattr(compiled.deposit(target[1:-1], source), "structure")
 
 
 @needs_compiler
