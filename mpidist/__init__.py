@@ -19,6 +19,7 @@ from .errors import (
     Unsupported,
     UnsupportedDtype,
 )
+from .selection import names as _names  # reserves the executors' names, before anybody takes one
 
 if TYPE_CHECKING:
     from .backends.simulated import Faults, SimulatedBackend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from ..calls.call import Call
 from ..schedule.registry import Choice
@@ -72,6 +72,13 @@ class Executor:
             Whether the call is one in the background.
         """
         raise NotImplementedError
+
+    def schedules(self, collective: str) -> Sequence[Choice]:
+        """Return the schedules of which the executor runs one for calls that give its own name.
+
+        The cost model takes it to be as fast as the fastest of them.  By default there are none.
+        """
+        return ()
 
     def depends_on(self, call: Call) -> Hashable:
         """Return a key of further properties of a call on which :meth:`why_not` depends.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..measure import counted, format_size
-from ..schedule.registry import RESERVED
+from ..schedule.registry import reserved
 from .bench.collectives import on_step, print_results, warn_if_busy
 from .console import examples, make_console, progress_bar
 from .options import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--algorithm",
-    type=AlgorithmName(["allreduce"], *RESERVED),
+    type=AlgorithmName(["allreduce"], *reserved()),
     default="auto",
     show_default=True,
     help="Algorithm of the training's allreduce.",

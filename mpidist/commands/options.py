@@ -19,9 +19,9 @@ from click.shell_completion import CompletionItem
 from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import RESERVED, algorithms, find
+from ..schedule.registry import algorithms, find, reserved
 
-CALLED = (*RESERVED, "mpi4py")  # accepted beside algorithms: "auto", executors, the bare call
+CALLED = (*reserved(), "mpi4py")  # accepted beside algorithms: "auto", executors, the bare call
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from ..errors import InvalidArgument, InvalidRank, UnknownName
 from ..measure import counted
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import RESERVED, Groups, algorithms, find
+from ..schedule.registry import Groups, algorithms, find, reserved
 from .console import examples, make_console
 from .options import (
     ActionCosts,
@@ -177,7 +177,7 @@ def _show_algorithm(
     with naming("COLLECTIVE"):
         known = [a.name for a in algorithms(collective, one_sided=True)]
     with naming("ALGORITHM"):
-        if re.split("[:/]", algorithm)[0] not in (*known, *RESERVED):
+        if re.split("[:/]", algorithm)[0] not in (*known, *reserved()):
             raise UnknownName(f"{collective} algorithm", algorithm, known)
         choice = find(collective, algorithm)
     if not 0 <= root < ranks:

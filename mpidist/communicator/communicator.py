@@ -34,10 +34,11 @@ from ..gpu.ipc import NEEDS as DEVICE_NEEDS
 from ..gpu.messages import GpuMessages
 from ..gpu.service import GpuService
 from ..operations import Op, find_op
-from ..schedule.registry import IPC, SYMMETRIC, Choice
+from ..schedule.registry import Choice
 from ..selection.choose import Candidate, Candidates, choose
 from ..selection.config import CollectiveConfig, switch
 from ..selection.estimates import Calibration, Estimates
+from ..selection.names import IPC, SYMMETRIC
 from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
 from ..shared_memory import NEEDS, check_shape
@@ -1355,8 +1356,8 @@ class Communicator:
         )
         if estimates is not None and not call.on_device:
             where = PRIVATE if collective not in NEEDS else memory
-            every = [estimates.predicted(call, candidate, where) for candidate in every]
-            chosen = estimates.predicted(call, chosen, where)
+            every = [candidates.predicted(one, estimates, where) for one in every]
+            chosen = candidates.predicted(chosen, estimates, where)
         return chosen, every
 
     def trace(self, path: str | os.PathLike) -> Tracing:

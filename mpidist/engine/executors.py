@@ -15,6 +15,7 @@ from ..backends.executor import MESSAGES, Executor
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice
+from ..selection.names import NATIVE
 from ..shared_memory.host import Host
 from .binding import CallBinder
 from .single_copy import SingleCopy
@@ -33,7 +34,7 @@ class NativeExecutor(Executor):
     mismatched ranks raises before its call starts.
     """
 
-    name, summary = "native", "the backend's own collective"
+    name, summary = NATIVE, "the backend's own collective"
 
     def __init__(self, host: Host):
         self._backend, self._mismatch = host.backend, host.mismatch

@@ -22,6 +22,7 @@ from ..calls.call import Call
 from ..errors import Unsupported
 from ..schedule.phases import REST
 from ..schedule.registry import Choice, find
+from ..selection.names import SINGLE_COPY
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
 from .layout import Key, Plan
@@ -36,7 +37,7 @@ _SHIPPED = ("allreduce", "reduce", "reduce_scatter")
 class SingleCopy(ScheduleExecutor):
     """Executor of reductions of private arrays, which ranks read in each other's processes."""
 
-    name, summary = "single_copy", "every rank reads the others' private arrays"
+    name, summary = SINGLE_COPY, "every rank reads the others' private arrays"
     memory = "published"
 
     def __init__(self, host: Host):
@@ -47,6 +48,10 @@ class SingleCopy(ScheduleExecutor):
         self._reason: str | None = None
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "published") for collective in _SHIPPED}
+
+    def schedules(self, collective: str) -> list[Choice]:
+        """Return the one of the collective, if there is one."""
+        return [self._shipped[collective]] if collective in self._shipped else []
 
     def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, or None if it can.

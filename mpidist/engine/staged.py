@@ -18,6 +18,7 @@ from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..errors import Unsupported
 from ..schedule.registry import Choice, find
+from ..selection.names import STAGED
 from ..shared_memory.heap import STAGING_BYTES
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import one_shot, unowned
@@ -35,7 +36,7 @@ _SHIPPED = (
 class Staged(ScheduleExecutor):
     """Executor of collectives of private arrays, copied through two slots of shared memory."""
 
-    name, summary = "staged", "every rank copies its data into shared memory, where others read it"
+    name, summary = STAGED, "every rank copies its data into shared memory, where others read it"
     memory = "slots"
     turns = 2
 
@@ -45,6 +46,10 @@ class Staged(ScheduleExecutor):
         self.ready = host.heap is None
         self._shipped = {collective: find(collective, "slots") for collective in _SHIPPED}
         self._one_shot = {c: find(c, "slots_one_shot") for c in ("allreduce", "reduce")}
+
+    def schedules(self, collective: str) -> list[Choice]:
+        """Return the one of the collective, and the one for its short arrays if there is one."""
+        return [each[collective] for each in (self._shipped, self._one_shot) if collective in each]
 
     def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually too long an array; None if it can."""

@@ -18,6 +18,7 @@ from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..operations import divides_first
 from ..schedule.registry import Choice, find
+from ..selection.names import SYMMETRIC
 from ..shared_memory.conditional import ConditionalAction
 from ..shared_memory.heap import Heap, Location
 from ..shared_memory.host import Host
@@ -47,7 +48,7 @@ _SHIPPED = {
 class Symmetric(ScheduleExecutor):
     """Executor of the barrier, and of collectives directly in the arrays of ``comm.empty``."""
 
-    name, summary = "symmetric", "every rank reads and writes the others' memory in place"
+    name, summary = SYMMETRIC, "every rank reads and writes the others' memory in place"
     memory = "mapped"
 
     def __init__(self, host: Host):
@@ -57,6 +58,13 @@ class Symmetric(ScheduleExecutor):
             for collective, names in _SHIPPED.items()
         }
         self._one_shot = find("reduce", "in_place_one_shot")
+
+    def schedules(self, collective: str) -> list[Choice]:
+        """Return those for symmetric arrays on all ranks: one, and a short one for reduce."""
+        if collective == "barrier":
+            return [find("barrier", "in_place")]
+        own = self._shipped.get(collective, [])[:1]
+        return [*own, self._one_shot] if collective == "reduce" else own
 
     def refuses(self, call: Call, background: bool) -> str | None:
         """Return why the call cannot be served, usually a private array; None if it can."""

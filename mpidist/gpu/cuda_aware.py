@@ -22,6 +22,7 @@ from ..engine.programs import Bound
 from ..engine.service import Service
 from ..schedule.registry import Choice
 from ..selection.config import switch
+from ..selection.names import MPI
 from .executor import GpuExecutor
 
 
@@ -41,7 +42,7 @@ class CudaAwareMpi(GpuExecutor):
         The service of the communicator, which caches the programs of calls.
     """
 
-    name, summary = "mpi", "the MPI library's own collective, on GPU addresses"
+    name, summary = MPI, "the MPI library's own collective, on GPU addresses"
 
     def __init__(self, unavailable: str | None, device: Device, service: Service):
         super().__init__(unavailable)

@@ -16,8 +16,8 @@ import numpy as np
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import IPC, MPI, NCCL, STAGED
 from ..selection.config import switch
+from ..selection.names import IPC, MPI, NCCL, STAGED
 from ..selection.rules import ON_DEVICE, Rule
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library

@@ -17,6 +17,7 @@ from ..engine.schedules import UNEVEN
 from ..engine.service import Service
 from ..operations import is_mean
 from ..schedule.registry import Choice, find
+from ..selection.names import IPC
 from .executor import GpuExecutor
 from .heap import DeviceHeap, DeviceLocation
 
@@ -56,7 +57,7 @@ class Ipc(GpuExecutor):
     products, and the sign of a zero among the largest or smallest.
     """
 
-    name, summary = "ipc", "kernels and copies in the symmetric memory of the GPUs"
+    name, summary = IPC, "kernels and copies in the symmetric memory of the GPUs"
     memory = "mapped"
 
     def __init__(self, unavailable: str | None, heap: DeviceHeap, service: Service):

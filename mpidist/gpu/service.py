@@ -12,7 +12,7 @@ from ..device.find import find_device
 from ..device.recognise import describe
 from ..engine.service import Service
 from ..errors import ConfigError, MpidistError, Unsupported
-from ..schedule.registry import IPC, MPI, NATIVE, NCCL, STAGED
+from ..selection.names import IPC, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each

@@ -31,6 +31,7 @@ from ..engine.service import Service
 from ..engine.work import Work
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Choice
+from ..selection.names import STAGED
 from .chunks import Chunk, Extent, chunks, elements
 from .executor import GpuExecutor
 
@@ -259,7 +260,7 @@ class Staged(GpuExecutor):
     Its programs are not announced to the other ranks: the host call of each chunk is.
     """
 
-    name, summary = "staged", "through pinned host memory, in chunks"
+    name, summary = STAGED, "through pinned host memory, in chunks"
     memory: str | None = MESSAGES
     algorithm = "auto"  # of the host calls, if the call names no schedule
 

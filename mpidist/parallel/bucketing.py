@@ -11,7 +11,7 @@ from ..communicator.communicator import Communicator
 from ..device.recognise import describe
 from ..errors import Unsupported
 from ..frameworks.base import Framework
-from ..schedule.registry import RESERVED, find
+from ..schedule.registry import find, reserved
 from .bucket import Bucket
 
 
@@ -100,7 +100,7 @@ def choose_algorithms(
         If `asked` is neither "auto" nor an algorithm.
     """
     if asked != "auto":
-        if asked not in RESERVED:
+        if asked not in reserved():
             find(collective, asked)
         return [asked] * len(nbytes)
     memory = "symmetric" if symmetric else "private"

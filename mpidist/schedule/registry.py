@@ -13,13 +13,6 @@ from .contract import COLLECTIVES, Contract
 from .memories import MEMORIES, Memory
 from .rounds import Schedule, segmented
 
-NATIVE = "native"
-
-SYMMETRIC = "symmetric"
-STAGED = "staged"
-SINGLE_COPY = "single_copy"
-IPC, NCCL, MPI = "ipc", "nccl", "mpi"
-
 
 class Registered:
     """A registered generator; a mixin for dataclasses with the field `function`."""
@@ -59,15 +52,6 @@ def check_made(made: object, label: str, items: str, rank: int) -> None:
 
 
 KEYWORDS = ("root", "arity", "groups", "blocks", "local", "across", "pieces")
-RESERVED = ("auto", NATIVE, SYMMETRIC, STAGED, SINGLE_COPY)
-"""Values of ``algorithm=`` that are not algorithms: "auto", and the names of the executors.
-
-They stand here because an algorithm can be registered before the executors are imported.
-"""
-DEVICE_ONLY = (IPC, NCCL, MPI)
-"""Further executors, of arrays on a GPU only; no algorithm can have their names either."""
-
-
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -229,6 +213,7 @@ class Choice:
 
 
 _registry: dict[tuple[str, str], Algorithm] = {}
+_reserved = {"auto": True}  # no algorithm can have these names; whether host arrays allow them
 GENERATION = [0]
 """The number that `generation` returns, for callers that cannot afford a function call."""
 
@@ -273,7 +258,7 @@ def algorithm(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    check_name(name, "an algorithm", (*RESERVED, *DEVICE_ONLY))
+    check_name(name, "an algorithm", _reserved)
     reached = None if memory is None else find_memory(memory)
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
@@ -299,6 +284,25 @@ def algorithm(
         return function
 
     return register
+
+
+def reserve(names: Iterable[str], on_host: bool = True) -> None:
+    """Reserve the names of executors, which no algorithm can have; again makes no difference.
+
+    Those `on_host` are values of ``algorithm=`` for host arrays, the others for arrays on a GPU.
+    """
+    for name in names:
+        if name in _reserved:
+            continue
+        taken = [a.label for a in _registry.values() if a.name == name]
+        if taken:
+            raise InvalidArgument(f"executor {name!r}: {taken[0]} is an algorithm of that name")
+        _reserved[name] = on_host
+
+
+def reserved() -> list[str]:
+    """Return the values of ``algorithm=`` that name no algorithm: "auto", and executors."""
+    return [name for name, on_host in list(_reserved.items()) if on_host]
 
 
 def find_memory(name: str) -> Memory:
@@ -345,7 +349,7 @@ def find(collective: str, name: str) -> Choice:
     if slash and found is not None:
         return Choice(_with_levels(found, levels, name))
     base, colon, parameter = str(name).partition(":")
-    if base in RESERVED:
+    if _reserved.get(base):
         raise InvalidArgument(
             f"{collective} algorithm {name!r}: {base} is not a schedule; only the algorithm= of a "
             "call allows it"
@@ -353,7 +357,7 @@ def find(collective: str, name: str) -> Choice:
     found = _registry.get((collective, base))
     if found is None:
         known = [a.name for a in algorithms(collective, one_sided=True)]
-        raise UnknownName(f"{collective} algorithm", name, [*known, *RESERVED])
+        raise UnknownName(f"{collective} algorithm", name, [*known, *reserved()])
     if not colon:
         return Choice(found)
     if "arity" not in found.uses:

@@ -8,22 +8,19 @@ from dataclasses import dataclass, field, replace
 from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
+from ..measure import format_size
 from ..schedule.registry import (
     GENERATION,
-    MPI,
-    NATIVE,
-    NCCL,
-    RESERVED,
-    SINGLE_COPY,
-    STAGED,
-    SYMMETRIC,
     Choice,
     Groups,
     algorithms,
     find,
+    reserve,
+    reserved,
 )
 from .config import CollectiveConfig
-from .estimates import Estimates, Rival, memory_of, runs
+from .estimates import MODEL, TABLE, Estimates, Rival, memory_of
+from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import kind_for
 
@@ -113,6 +110,8 @@ class Means:
     cannot_run : callable
         ``cannot_run(choice)`` returns why no executor can run a schedule in shared memory for the
         call, or None if one can.
+    schedules : callable
+        ``schedules(name)`` returns those of which an executor runs one for the call by its name.
     required : str
         Name of an executor of GPU arrays that the user requires: if it has a rule for the
         collective, no other is taken in its place.
@@ -124,6 +123,7 @@ class Means:
     crowded: bool = False
     summaries: Mapping[str, str] = field(default_factory=dict)
     cannot_run: Callable[[Choice], str | None] = _no_executor
+    schedules: Callable[[str], Sequence[Choice]] = lambda name: ()
     required: str = ""
 
 
@@ -189,6 +189,8 @@ class Chooser:
         """
         self._on_host = _Listed([e for e in executors if not e.on_device])
         self._on_device = _Listed([e for e in executors if e.on_device])
+        reserve(self._on_host.by_name)
+        reserve(self._on_device.by_name, on_host=False)
         self._required = required
 
     def executor(self, candidate: Candidate, call: Call, background: bool = False) -> Executor:
@@ -218,7 +220,7 @@ class Chooser:
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
-            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *RESERVED])
+            raise UnknownName(f"{call.collective} algorithm", algorithm, [*known, *reserved()])
         listed = self._on_device if call.on_device else self._on_host
         asked = None if call.on_device else listed.by_name.get(algorithm)
         if asked is not None and asked.why_not(call, algorithm, background) is None:
@@ -265,8 +267,12 @@ class Chooser:
                 return "its arrays are on a GPU" if call.on_device else _no_executor(choice)
             return runners[0].why_not(call, choice, background)
 
+        def schedules(name: str) -> Sequence[Choice]:
+            return listed.by_name[name].schedules(call.collective)
+
         required = self._required.get((algorithm, background), "") if call.on_device else ""
-        return Means(self.groups, reasons, *self._facts, listed.summaries, cannot_run, required)
+        facts = (self.groups, reasons, *self._facts)
+        return Means(*facts, listed.summaries, cannot_run, schedules, required)
 
 
 class Candidates:
@@ -360,6 +366,32 @@ class Candidates:
             if candidate.can:
                 return replace(candidate, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
+
+    def predicted(self, candidate: Candidate, estimates: Estimates, memory: str) -> Candidate:
+        """Return a candidate with its measured or predicted time, if that is known.
+
+        `memory` is the result of :func:`memory_of`.
+        """
+        call = self.call
+        entry, _ = estimates.entry(call, memory)
+        if not candidate.can:
+            return candidate
+        if entry is not None:
+            times = [
+                entry.seconds(name, call.nbytes) for name in (candidate.name, f"{candidate.name}:2")
+            ]
+            seconds = next((s for s in times if s is not None), None)
+            if seconds is not None:
+                return replace(candidate, seconds=seconds, basis=TABLE)
+            least, most = min(entry.times), max(entry.times)
+            if least <= call.nbytes <= most:
+                return candidate
+            range_ = f"{format_size(least)} to {format_size(most)}"
+            return replace(candidate, basis=f"none, as the tuning table was measured for {range_}")
+        choice = candidate.choice
+        choices = self.means.schedules(candidate.name) if choice is None else [choice]
+        known = [time for one in choices if (time := estimates.modelled(call, one)) is not None]
+        return replace(candidate, seconds=min(known), basis=MODEL) if known else candidate
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
         """Return the error that `name` cannot serve the call; it lists the names that can."""
@@ -570,7 +602,7 @@ def _one_level(candidates: Candidates, rule: Rule | None) -> list[Rival]:
     if len(means.groups) > 1:
         rules += [rule for rule in RULES[call.collective] if rule.between_nodes]
     shared = [name for name in (STAGED, SINGLE_COPY) if candidates.can(name)]
-    named = {name: runs(name, call.collective) for name in shared}
+    named = {name: [*means.schedules(name)] for name in shared}
     for name in dict.fromkeys(rule.choose for rule in rules):
         choice = candidates.algorithm(name)
         if choice is not None:

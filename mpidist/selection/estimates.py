@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
 
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..measure import format_size, format_time
-from ..schedule import registry
+from ..measure import format_time
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, Sharing, cost
-from ..schedule.registry import GENERATION, SINGLE_COPY, STAGED, Choice, Groups, algorithms
+from ..schedule.registry import GENERATION, Choice, Groups
 from .segmentation import Segmentation
 from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
 
@@ -186,12 +184,6 @@ log = logging.getLogger("mpidist")
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
 
 _USUAL = Segmentation()
-_RUNS = {
-    registry.SYMMETRIC: ("in_place", "in_place_one_shot"),
-    STAGED: ("slots", "slots_one_shot"),
-    SINGLE_COPY: ("published",),
-}
-"""The schedules of which an executor in shared memory runs one."""
 
 
 class Estimates:
@@ -343,34 +335,6 @@ class Estimates:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
-
-    def predicted(self, call: Call, candidate: Any, memory: str) -> Any:
-        """Return a ``Candidate`` of choose.py with its measured or predicted time, if known."""
-        entry, _ = self.entry(call, memory)
-        if not candidate.can:
-            return candidate
-        if entry is not None:
-            names = (candidate.name, f"{candidate.name}:2")
-            times = [entry.seconds(name, call.nbytes) for name in names]
-            seconds = next((s for s in times if s is not None), None)
-            if seconds is None and not min(entry.times) <= call.nbytes <= max(entry.times):
-                low, high = format_size(min(entry.times)), format_size(max(entry.times))
-                return replace(
-                    candidate, basis=f"none, as the tuning table was measured for {low} to {high}"
-                )
-            return (
-                candidate if seconds is None else replace(candidate, seconds=seconds, basis=TABLE)
-            )
-        choices = [candidate.choice] if candidate.choice else runs(candidate.name, call.collective)
-        known = [time for one in choices if (time := self.modelled(call, one)) is not None]
-        seconds = min(known, default=None)
-        return candidate if seconds is None else replace(candidate, seconds=seconds, basis=MODEL)
-
-
-def runs(executor: str, collective: str) -> list[Choice]:
-    """Return the schedules of an executor in shared memory; none for the other executors."""
-    names = _RUNS.get(executor, ())
-    return [Choice(a) for a in algorithms(collective, one_sided=True) if a.name in names]
 
 
 def memory_of(symmetric: bool) -> str:

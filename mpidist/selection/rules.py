@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..schedule.registry import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
+from .names import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 
 MPICH = "MPICH"  # the vendor's name in mpi4py
 NOT_MPICH = "not MPICH"  # Open MPI, on which it was measured, and all others

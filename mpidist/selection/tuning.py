@@ -17,7 +17,7 @@ from ..foreign import all_shown, read_file, read_json
 from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import RESERVED, find
+from ..schedule.registry import find, reserved
 from .rules import Rule
 
 PRIVATE, SYMMETRIC = "private", "symmetric"
@@ -312,7 +312,7 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
 
 
 def _check_name(collective: str, candidate: str, where: str) -> None:
-    if candidate in RESERVED and candidate != "auto":
+    if candidate in reserved() and candidate != "auto":
         return
     try:
         find(collective, candidate)

@@ -1,13 +1,17 @@
 """Executors: one class and its place in one list make a new way to serve calls."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from mpidist import Unsupported, run_simulated
+from mpidist import InvalidArgument, Unsupported, run_simulated
 from mpidist.backends.executor import Executor
 from mpidist.backends.program import Program, Round, store
 from mpidist.engine.executors import EXECUTORS
-from mpidist.schedule.registry import RESERVED
+from mpidist.schedule import COLLECTIVES, registry
+from mpidist.schedule.registry import algorithm, reserve, reserved
 
 
 class Alone(Executor):
@@ -33,6 +37,7 @@ class Alone(Executor):
 @pytest.fixture
 def listed(monkeypatch):
     monkeypatch.setattr("mpidist.engine.service.EXECUTORS", [Alone, *EXECUTORS])
+    monkeypatch.setattr(registry, "_reserved", dict(registry._reserved))  # the name is, for good
     monkeypatch.setattr(Alone, "bound", [], raising=False)
 
 
@@ -80,7 +85,41 @@ def test_every_executor_answers_for_every_collective():
     assert names == ["native", "symmetric", "staged", "single_copy", "messages"]
 
 
+def test_executors_say_which_schedules_they_run():
+    """Of their memory, the one for short calls too; the cost model takes the fastest of them."""
+
+    def run(comm):
+        made = {executor.name: executor for executor in comm._service.executors}
+        for executor in made.values():
+            for collective in COLLECTIVES:
+                memories = {c.algorithm.memory.name for c in executor.schedules(collective)}
+                assert memories <= {executor.memory}
+        found = [(name, c) for name in made for c in ("reduce", "gather", "barrier")]
+        return {each: [c.name for c in made[each[0]].schedules(each[1])] for each in found}
+
+    (found,) = run_simulated(1, run)
+    assert {key: names for key, names in found.items() if names} == {
+        ("symmetric", "reduce"): ["in_place", "in_place_one_shot"],
+        ("symmetric", "gather"): ["in_place"],
+        ("symmetric", "barrier"): ["in_place"],
+        ("staged", "reduce"): ["slots", "slots_one_shot"],
+        ("staged", "gather"): ["slots"],
+        ("single_copy", "reduce"): ["published"],
+    }
+
+
 def test_names_of_the_executors_are_reserved():
-    """The registry lists them itself: it is imported before the executors are."""
-    names = {executor.name for executor in EXECUTORS} - {"messages"}
-    assert set(RESERVED) == names | {"auto"}
+    """Before the executors are imported: a script registers its algorithms first."""
+    code = "from mpidist.schedule.registry import reserved; print(*reserved())"
+    names = [executor.name for executor in EXECUTORS if executor.name != "messages"]
+    told = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert told.split() == ["auto", *names]
+
+
+def test_name_of_a_new_executor_is_reserved_once_it_is_listed(listed):
+    run_simulated(1, lambda comm: None)
+    assert "alone" in reserved()
+    with pytest.raises(InvalidArgument, match="'alone': not a name for an algorithm"):
+        algorithm("allreduce", "alone")
+    with pytest.raises(InvalidArgument, match="executor 'ring': reduce_scatter ring is an"):
+        reserve(["ring"])

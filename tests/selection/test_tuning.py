@@ -46,6 +46,17 @@ def advised(tuning, groups=((0, 1, 2, 3),), **more):
     return Estimates("simulated", groups, tuning=tuning, **more)
 
 
+RUNS = {
+    "symmetric": ["in_place"],
+    "staged": ["slots", "slots_one_shot"],
+    "single_copy": ["published"],
+}
+
+
+def schedules(executor):
+    return [find("allreduce", name) for name in RUNS.get(executor, ())]
+
+
 def means_of(groups=((0, 1, 2, 3),), native=None, symmetric="no array is symmetric", **more):
     """Reasons as of a communicator, by default one with native collectives only."""
     reasons = {
@@ -54,7 +65,7 @@ def means_of(groups=((0, 1, 2, 3),), native=None, symmetric="no array is symmetr
         "staged": "the ranks share no memory",
         "single_copy": "the ranks share no memory",
     }
-    return Means(groups, reasons | more)
+    return Means(groups, reasons | more, schedules=schedules)
 
 
 MEANS = means_of(native="there is no native here")
@@ -381,14 +392,16 @@ def test_predicted_times_of_executors():
     def of(name, collective="allreduce"):
         return estimates.model.seconds(collective, find(collective, name), call.nbytes)
 
-    def expected(name):
-        return estimates.predicted(call, Candidate(name, None, ""), "private").seconds
+    candidates = Candidates(call, means_of(((0, 1),)))
 
-    assert expected("symmetric") == of("in_place") > 0
-    assert expected("staged") == min(of("slots"), of("slots_one_shot"))
-    assert expected("native") is None
-    assert expected("single_copy") is None, "it was not measured"
-    assert estimates.predicted(call, Candidate("staged", None, ""), "private").basis == MODEL
+    def expected(name):
+        return candidates.predicted(Candidate(name, None, ""), estimates, "private")
+
+    assert expected("symmetric").seconds == of("in_place") > 0
+    assert expected("staged").seconds == min(of("slots"), of("slots_one_shot"))
+    assert expected("native").seconds is None
+    assert expected("single_copy").seconds is None, "it was not measured"
+    assert expected("staged").basis == MODEL
 
 
 def test_communicators_of_one_shape_share_their_predictions():

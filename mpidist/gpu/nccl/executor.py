@@ -11,6 +11,7 @@ from ...calls.call import Call
 from ...engine.service import Service
 from ...errors import CommunicationError
 from ...schedule.registry import Choice
+from ...selection.names import NCCL
 from ..executor import GpuExecutor
 from ..heap import DeviceHeap
 from ..ipc import why_not as why_not_symmetric
@@ -36,7 +37,7 @@ class Nccl(GpuExecutor):
         The symmetric memory of GPUs.
     """
 
-    name, summary = "nccl", "NCCL's own collective, or a schedule over its messages"
+    name, summary = NCCL, "NCCL's own collective, or a schedule over its messages"
     memory, ready = MESSAGES, False
 
     def __init__(
