@@ -1,7 +1,8 @@
 """In place: the ranks of a node read and write each other's arrays, p ranks and n bytes.
 
 All ranks meet before the first access and after the last one.  Every reduction combines in the
-order of ``direct``, so it has the same bits.
+order of ``direct``, so it has the same bits.  Those that only read are in published.py and
+scan.py.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Put, Round
 from .relabel import inward, onward, whole_fold
-from .scan import read_before
 
 
 @algorithm("allreduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped")
@@ -25,21 +25,6 @@ def allreduce_in_place(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
     yield Fold(inward(rank, size), blocks=rank)
     yield tuple(Put(peer, blocks=rank) for peer in onward(rank, size))
-    yield Meet(range(size))
-
-
-@algorithm("reduce_scatter", "in_place", ordered=True, memory="mapped")
-def reduce_scatter_in_place(rank: int, size: int) -> Iterator[Round]:
-    """Rank d combines block d of all arrays.
-
-    Rounds: 1 between 2 meetings.  Bytes per rank: (p-1)/p n read.
-
-    Block 2 on 5 ranks::
-
-        0, 1, 3, 4 --> 2
-    """
-    yield Meet(range(size))
-    yield Fold(inward(rank, size), blocks=rank)
     yield Meet(range(size))
 
 
@@ -152,38 +137,6 @@ def gather_in_place(rank: int, size: int, *, root: int) -> Iterator[Round]:
     yield Meet(range(size), awaits=None if rank == root else ())
 
 
-@algorithm("gather", "in_place_fetched", memory="mapped")
-def gather_in_place_fetched(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """The root fetches every block, for a result that only the root reaches.
-
-    Rounds: 1 between 2 meetings.  Bytes per rank: (p-1)/p n read by the root.
-
-    5 ranks, root 0::
-
-        1, 2, 3, 4 --> 0
-    """
-    yield Meet(range(size))
-    if rank == root:
-        fetched = (Get(peer, blocks=peer, source="in") for peer in onward(rank, size))
-        yield (Copy(rank, rank), *fetched)
-    yield Meet(range(size), awaits=() if rank == root else (root,))
-
-
-@algorithm("scatter", "in_place", memory="mapped")
-def scatter_in_place(rank: int, size: int, *, root: int) -> Iterator[Round]:
-    """Every rank fetches its block from the root's array, and waits for no other rank afterwards.
-
-    Rounds: 1 between 2 meetings.  Bytes per rank: n/p read.
-
-    5 ranks, root 0::
-
-        0 --> 1, 2, 3, 4
-    """
-    yield Meet(range(size))
-    yield Copy(rank, rank) if rank == root else Get(root, blocks=rank, source="in")
-    yield Meet(range(size), awaits=None if rank == root else ())
-
-
 @algorithm("scatter", "in_place_stored", memory="mapped")
 def scatter_in_place_stored(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """The root stores every block in the result of its rank, for an array that only it reaches.
@@ -199,58 +152,3 @@ def scatter_in_place_stored(rank: int, size: int, *, root: int) -> Iterator[Roun
         stored = (Put(peer, blocks=peer, source="in") for peer in onward(rank, size))
         yield (Copy(rank, rank), *stored)
     yield Meet(range(size), awaits=() if rank == root else (root,))
-
-
-@algorithm("alltoall", "in_place", memory="mapped")
-def alltoall_in_place(rank: int, size: int) -> Iterator[Round]:
-    """Every rank fetches its block from each of the others.
-
-    Rounds: 1 between 2 meetings.  Bytes per rank: (p-1)/p n read.
-
-    5 ranks, what rank 2 fetches::
-
-        0, 1, 3, 4 --> 2
-    """
-    yield Meet(range(size))
-    fetched = (Get(peer, blocks=rank, source="in", to=peer) for peer in onward(rank, size))
-    yield (Copy(rank, rank), *fetched)
-    yield Meet(range(size))
-
-
-@algorithm("scan", "in_place", ordered=True, memory="mapped")
-def scan_in_place(rank: int, size: int) -> Iterator[Round]:
-    """Every rank combines the arrays up to its own, aside until the others have read that.
-
-    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
-
-    Into rank 2 of 5::
-
-        0, 1 --> 2
-    """
-    yield from read_before(rank, size, rank + 1)
-
-
-@algorithm("exscan", "in_place", ordered=True, memory="mapped")
-def exscan_in_place(rank: int, size: int) -> Iterator[Round]:
-    """Every rank combines the arrays before its own, aside until the others have read that.
-
-    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
-
-    Into rank 2 of 5::
-
-        0, 1 --> 2
-    """
-    yield from read_before(rank, size, rank)
-
-
-@algorithm("barrier", "in_place", memory="mapped")
-def barrier_in_place(rank: int, size: int) -> Iterator[Round]:
-    """All ranks meet.
-
-    Rounds: 1 meeting.  Bytes per rank: none.
-
-    5 ranks::
-
-        (0, 1, 2, 3, 4)
-    """
-    yield Meet(range(size))

@@ -2,6 +2,8 @@
 
 All ranks meet before the first access, after each one whose result others read, and after the
 last.  Every reduction combines in the order of ``direct``, so it has the same bits.
+
+Those that are registered for mapped memory as well only read there, too.
 """
 
 from collections.abc import Iterator
@@ -9,7 +11,6 @@ from collections.abc import Iterator
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Copy, Fold, Get, Meet, Round
 from .relabel import inward, onward
-from .scan import read_before
 
 
 @algorithm("allreduce", "published", blocks=lambda size: size, ordered=True, memory="published")
@@ -29,6 +30,7 @@ def allreduce_published(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
+@algorithm("reduce_scatter", "in_place", ordered=True, memory="mapped")
 @algorithm("reduce_scatter", "published", ordered=True, memory="published")
 def reduce_scatter_published(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays.
@@ -93,9 +95,12 @@ def broadcast_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
+@algorithm("gather", "in_place_fetched", memory="mapped")
 @algorithm("gather", "published", memory="published")
 def gather_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """The root fetches the blocks of the others, which wait for the root only.
+
+    In mapped memory it is for a result that only the root reaches.
 
     Rounds: 1 between 2 meetings.  Bytes per rank: (p-1)/p n read by the root.
 
@@ -110,6 +115,7 @@ def gather_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     yield Meet(range(size), awaits=() if rank == root else (root,))
 
 
+@algorithm("scatter", "in_place", memory="mapped")
 @algorithm("scatter", "published", memory="published")
 def scatter_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Every rank fetches its block from the root, and waits for no other rank afterwards.
@@ -125,6 +131,7 @@ def scatter_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     yield Meet(range(size), awaits=None if rank == root else ())
 
 
+@algorithm("alltoall", "in_place", memory="mapped")
 @algorithm("alltoall", "published", memory="published")
 def alltoall_published(rank: int, size: int) -> Iterator[Round]:
     """Every rank fetches its block from each of the others.
@@ -141,32 +148,8 @@ def alltoall_published(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
-@algorithm("scan", "published", ordered=True, memory="published")
-def scan_published(rank: int, size: int) -> Iterator[Round]:
-    """Every rank combines the arrays up to its own, aside until the others have read that.
-
-    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
-
-    Into rank 2 of 5::
-
-        0, 1 --> 2
-    """
-    yield from read_before(rank, size, rank + 1)
-
-
-@algorithm("exscan", "published", ordered=True, memory="published")
-def exscan_published(rank: int, size: int) -> Iterator[Round]:
-    """Every rank combines the arrays before its own, aside until the others have read that.
-
-    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
-
-    Into rank 2 of 5::
-
-        0, 1 --> 2
-    """
-    yield from read_before(rank, size, rank)
-
-
+@algorithm("barrier", "in_place", memory="mapped")
+@algorithm("barrier", "slots", memory="slots")
 @algorithm("barrier", "published", memory="published")
 def barrier_published(rank: int, size: int) -> Iterator[Round]:
     """All ranks meet.

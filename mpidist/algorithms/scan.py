@@ -28,56 +28,6 @@ def _shifted(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Iter
         yield from on(range(1, size), scan(rank - 1, size - 1))
 
 
-def read_before(rank: int, size: int, count: int) -> Iterator[Round]:
-    """Yield a scan in shared memory: each rank combines the arrays of the first `count` ranks.
-
-    The result stays in "tmp" until the higher ranks have read this rank's input: a call in place
-    has both in one array.
-    """
-    yield Meet(range(size))
-    if count:
-        yield Fold(range(count), target="tmp")
-    yield Meet(range(size), awaits=range(rank + 1, size))
-    if count:
-        yield Copy(0, 0, source="tmp")
-
-
-def _along(rank: int, size: int) -> Iterator[Round]:
-    """Yield an inclusive scan along the chain of ranks."""
-    if rank:
-        yield Reduce(rank - 1)
-    if rank + 1 < size:
-        yield Send(rank + 1)
-
-
-def _doubling(rank: int, size: int) -> Iterator[Round]:
-    """Yield an inclusive scan in which each round doubles the ranks combined on every rank."""
-    for distance in powers(size):
-        right = [Send(rank + distance)] if rank + distance < size else []
-        left = [Reduce(rank - distance)] if rank >= distance else []
-        yield (*right, *left)
-
-
-def _up_and_down(rank: int, size: int) -> Iterator[Round]:
-    """Yield an inclusive scan: sums up a binomial tree, then prefixes down between its subtrees.
-
-    With the ranks counted from 1, the number k·2d ends a group of 2d ranks.  Up: it adds the sum of
-    the group's left half.  Down: it has the sum of all ranks so far, which the number d further on
-    needs: that one has the sum of the d ranks in between.
-    """
-    number = rank + 1
-    for distance in powers(size):
-        if number % (2 * distance) == 0:
-            yield Reduce(rank - distance)
-        elif number % (2 * distance) == distance and rank + distance < size:
-            yield Send(rank + distance)
-    for distance in reversed(powers(size)):
-        if number % (2 * distance) == 0 and rank + distance < size:
-            yield Send(rank + distance)
-        elif number % (2 * distance) == distance and number > distance:
-            yield Reduce(rank - distance)
-
-
 @algorithm("scan", "chain", ordered=True)
 def scan_chain(rank: int, size: int) -> Iterator[Round]:
     """Every rank adds the left neighbour's result to its data and sends the sum to the right.
@@ -89,7 +39,10 @@ def scan_chain(rank: int, size: int) -> Iterator[Round]:
 
         0 --> 1 --> 2 --> 3 --> 4
     """
-    return _along(rank, size)
+    if rank:
+        yield Reduce(rank - 1)
+    if rank + 1 < size:
+        yield Send(rank + 1)
 
 
 @algorithm("scan", "recursive_doubling", ordered=True)
@@ -106,12 +59,19 @@ def scan_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
         2 --> 3    2 --> 4
         3 --> 4
     """
-    return _doubling(rank, size)
+    for distance in powers(size):
+        right = [Send(rank + distance)] if rank + distance < size else []
+        left = [Reduce(rank - distance)] if rank >= distance else []
+        yield (*right, *left)
 
 
 @algorithm("scan", "binomial", ordered=True)
 def scan_binomial(rank: int, size: int) -> Iterator[Round]:
     """Reduce up a binomial tree, then send the prefixes down between its subtrees.
+
+    With the ranks counted from 1, the number k·2d ends a group of 2d ranks.  Up: it adds the sum of
+    the group's left half.  Down: it has the sum of all ranks so far, which the number d further on
+    needs: that one has the sum of the d ranks in between.
 
     Rounds: at most 2 ceil(lg p) - 1.  Bytes per rank: at most n lg p, and less than 2n on average.
     Source: Blelloch, "Scans as primitive parallel operations", IEEE ToC 38 (1989).
@@ -121,7 +81,17 @@ def scan_binomial(rank: int, size: int) -> Iterator[Round]:
         0 --> 1    1 --> 3    1 --> 2
         2 --> 3               3 --> 4
     """
-    return _up_and_down(rank, size)
+    number = rank + 1
+    for distance in powers(size):
+        if number % (2 * distance) == 0:
+            yield Reduce(rank - distance)
+        elif number % (2 * distance) == distance and rank + distance < size:
+            yield Send(rank + distance)
+    for distance in reversed(powers(size)):
+        if number % (2 * distance) == 0 and rank + distance < size:
+            yield Send(rank + distance)
+        elif number % (2 * distance) == distance and number > distance:
+            yield Reduce(rank - distance)
 
 
 @algorithm("exscan", "chain", ordered=True)
@@ -138,7 +108,7 @@ def exscan_chain(rank: int, size: int) -> Iterator[Round]:
         2 --> 3
         3 --> 4
     """
-    return _shifted(rank, size, _along)
+    return _shifted(rank, size, scan_chain)
 
 
 @algorithm("exscan", "recursive_doubling", ordered=True)
@@ -155,7 +125,7 @@ def exscan_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
         2 --> 3    3 --> 4
         3 --> 4
     """
-    return _shifted(rank, size, _doubling)
+    return _shifted(rank, size, scan_recursive_doubling)
 
 
 @algorithm("exscan", "binomial", ordered=True)
@@ -173,4 +143,46 @@ def exscan_binomial(rank: int, size: int) -> Iterator[Round]:
         2 --> 3
         3 --> 4
     """
-    return _shifted(rank, size, _up_and_down)
+    return _shifted(rank, size, scan_binomial)
+
+
+@algorithm("scan", "in_place", ordered=True, memory="mapped")
+@algorithm("scan", "published", ordered=True, memory="published")
+def scan_read(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays up to its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    return _read(rank, size, rank + 1)
+
+
+@algorithm("exscan", "in_place", ordered=True, memory="mapped")
+@algorithm("exscan", "published", ordered=True, memory="published")
+def exscan_read(rank: int, size: int) -> Iterator[Round]:
+    """Every rank combines the arrays before its own, aside until the others have read that.
+
+    Rounds: 2 and 2 meetings.  Bytes per rank: at most (p-1) n read.
+
+    Into rank 2 of 5::
+
+        0, 1 --> 2
+    """
+    return _read(rank, size, rank)
+
+
+def _read(rank: int, size: int, count: int) -> Iterator[Round]:
+    """Yield a scan in shared memory: each rank combines the arrays of the first `count` ranks.
+
+    The result stays in "tmp" until the higher ranks have read this rank's input: a call in place
+    has both in one array.
+    """
+    yield Meet(range(size))
+    if count:
+        yield Fold(range(count), target="tmp")
+    yield Meet(range(size), awaits=range(rank + 1, size))
+    if count:
+        yield Copy(0, 0, source="tmp")

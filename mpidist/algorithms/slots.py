@@ -230,19 +230,6 @@ def exscan_slots(rank: int, size: int) -> Iterator[Round]:
         yield Fold(range(rank), source=SLOT)
 
 
-@algorithm("barrier", "slots", memory="slots")
-def barrier_slots(rank: int, size: int) -> Iterator[Round]:
-    """All ranks meet.
-
-    Rounds: 1 meeting.  Bytes per rank: none.
-
-    5 ranks::
-
-        (0, 1, 2, 3, 4)
-    """
-    yield Meet(range(size))
-
-
 # -- parts ----------------------------------------------------------------------------------------
 
 
