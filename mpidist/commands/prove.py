@@ -9,19 +9,21 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from ..errors import UnknownName
 from ..measure import counted
 from ..schedule.contract import COLLECTIVES
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
     AlgorithmNames,
-    CollectiveName,
     CollectiveNames,
     Count,
     IntegerRanges,
     PipelineName,
     PipelineNames,
     check_not_given,
+    complete,
     is_given,
     load_option,
     naming,
@@ -35,6 +37,16 @@ if TYPE_CHECKING:
 
 ALL = "all"
 PIPELINE_RANKS = list(range(1, 9))  # by default
+WHAT = "COLLECTIVE | ALGORITHM"
+
+
+def _complete(
+    context: click.Context, argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return a shell's completions: collectives, and the algorithms of those that are given."""
+    given = [word for word in context.params.get("words") or () if word in COLLECTIVES]
+    names = AlgorithmNames(given, one_sided=True).known() if given else ()
+    return complete((*COLLECTIVES, *names), incomplete)
 
 
 @click.command(
@@ -43,13 +55,14 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
     epilog=examples(
         "mpidist prove",
         "mpidist prove --ranks 1-64 --jobs 2",
-        "mpidist prove allreduce --algorithm tree --arity 2,5 --ranks 7,12",
+        "mpidist prove allreduce ring in_place",
+        "mpidist prove allreduce tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
         "mpidist prove --pipeline",
         "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
 )
-@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
+@click.argument("words", nargs=-1, metavar=f"[{WHAT}]...", shell_complete=_complete)
 @click.option(
     "--ranks",
     "--stages",
@@ -64,7 +77,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 @click.option(
     "--algorithm",
     type=AlgorithmNames(one_sided=True),
-    help="Algorithms to prove; by default all.  tree:4 is the tree of arity 4.",
+    help="The same as ALGORITHM, with commas between them.  tree:4 is the tree of arity 4.",
 )
 @click.option(
     "--arity", type=IntegerRanges(2), default="2,3,4,8", show_default=True, help="Arities of trees."
@@ -96,7 +109,7 @@ PIPELINE_RANKS = list(range(1, 9))  # by default
 @click.pass_context
 def prove_command(
     context: click.Context,
-    collectives: tuple[str, ...],
+    words: tuple[str, ...],
     ranks: list[int],
     collective: tuple[str, ...] | None,
     algorithm: tuple[str, ...] | None,
@@ -107,7 +120,7 @@ def prove_command(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Prove the algorithms of each COLLECTIVE (by default all), for each of the numbers of --ranks.
+    """Prove each ALGORITHM of each COLLECTIVE (by default all), for each of the numbers of --ranks.
 
     Each proof is for one number of ranks, one root and one grouping of the ranks into nodes; it
     says nothing about other numbers.  All ranks run symbolically.  A proof shows that no rank
@@ -128,7 +141,7 @@ def prove_command(
     if pipeline is not None:
         check_not_given(
             context,
-            ("collectives", "collective", "algorithm", "arity", "jobs"),
+            ("words", "collective", "algorithm", "arity", "jobs"),
             "algorithms of collectives",
         )
         given = any(is_given(context, p) for p in context.command.params if p.name == "ranks")
@@ -140,9 +153,9 @@ def prove_command(
         print_rows = _print_pipelines
     else:
         check_not_given(context, ("microbatches", "chunks"), "pipeline schedules (--pipeline)")
+        chosen = _named(words, collective or (), algorithm or ())
         with progress_bar("proving") as advance:
-            names = tuple(dict.fromkeys((*collectives, *(collective or ())))) or None
-            rows = [*sweep(ranks, names, algorithm, arity, jobs, _on_proof(advance))]
+            rows = [*sweep(ranks, *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         print_rows = _print_algorithms
     seconds = perf_counter() - begun
@@ -151,6 +164,25 @@ def prove_command(
     else:
         print_rows(make_console(), rows, seconds)
     return 0 if all(row.proved for row in rows) else 1
+
+
+def _named(
+    words: Sequence[str], collectives: Sequence[str], names: Sequence[str]
+) -> tuple[list[str] | None, list[str] | None]:
+    """Return the collectives and the algorithms among the words and the options; None for all."""
+    found = list(dict.fromkeys((*filter(COLLECTIVES.__contains__, words), *collectives)))
+    others = [word for word in words if word not in COLLECTIVES]
+    known = AlgorithmNames(found or COLLECTIVES, one_sided=True)
+    with naming(WHAT):
+        for name in others:
+            try:
+                known.check(name)
+            except UnknownName:
+                kinds = ["algorithm"] if not found else [f"{each} algorithm" for each in found]
+                raise UnknownName(
+                    " or ".join(["collective", *kinds]), name, [*COLLECTIVES, *known.known()]
+                ) from None
+    return found or None, [*dict.fromkeys((*others, *names))] or None
 
 
 def _on_proof(advance: Callable[..., None]) -> Callable[[int, int, str], None]:

@@ -196,6 +196,17 @@ def test_prove_as_json():
     assert {row["name"] for row in report["rows"]} == {"ring"}
 
 
+def test_prove_takes_algorithms_after_a_collective():
+    """As `show` does, but several of both."""
+    words = ("allreduce", "broadcast", "in_place", "tree:3", "--algorithm", "ring")
+    rows = json.loads(call("prove", *words, "--ranks", "2-4", "--json"))["rows"]
+    found = {(row["collective"], row["name"]) for row in rows}
+    assert found == {
+        *(("allreduce", name) for name in ("in_place", "tree", "ring")),
+        *(("broadcast", name) for name in ("in_place", "tree")),
+    }
+
+
 def test_prove_fails_with_the_counter_example(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text(
@@ -344,6 +355,9 @@ def test_launched_rank():
         ("prove --jobs 0", "--jobs … 0 is not … x>=1"),
         ("prove --algorithm rign --ranks 2", "did you mean 'ring'"),
         ("prove --collective x --ranks 2", "unknown collective 'x'"),
+        ("prove allredcue", "collective or algorithm 'allredcue' … did you mean 'allreduce'"),
+        ("prove allreduce inplace", "allreduce algorithm 'inplace' … did you mean 'in_place'"),
+        ("prove allreduce tree:1", "arity '1': expected a number >= 2"),
         ("explain allreduce --bytes 1Q", "--bytes … '1Q' is not a size … 64K"),
         ("bench", "Usage: mpidist bench"),
         ("bench allredcue", "did you mean 'allreduce'"),
@@ -477,6 +491,8 @@ def test_only_rank_0_prints(monkeypatch):
         ("show allreduce ri", "ring"),
         ("show zb-", "zb-h1 zb-h2 zb-v"),
         ("prove --algorithm ring,rab", "ring,rabenseifner"),
+        ("prove allred", "allreduce"),
+        ("prove barrier diss", "dissemination"),
         ("explain reduce_", "reduce_scatter"),
         ("slurm train_r", "train_requeue"),
         ("prove --pipeline 1f1b,gp", "1f1b,gpipe"),
