@@ -289,9 +289,9 @@ class Trial:
         for rank in range(size):
             for buffer in ("in", "out"):
                 for block in range(count):
-                    slot = contract.slot(rank, buffer, block, size, count)
-                    if slot not in self.lengths:
-                        self.lengths[slot] = 7 if equal else lengths.pop()
+                    key = contract.length_key(rank, buffer, block, size, count)
+                    if key not in self.lengths:
+                        self.lengths[key] = 7 if equal else lengths.pop()
         self.values = {
             (rank, block): self._value(rank, block)
             for rank in range(size)
@@ -305,7 +305,7 @@ class Trial:
         return PRIMES[rank * self.count + block]
 
     def length(self, rank: int, buffer: str, block: int) -> int:
-        return self.lengths[self.contract.slot(rank, buffer, block, self.size, self.count)]
+        return self.lengths[self.contract.length_key(rank, buffer, block, self.size, self.count)]
 
     def brought(self, rank: int) -> np.ndarray:
         c = self.contract

@@ -46,9 +46,5 @@ def alltoall_bruck(rank: int, size: int) -> Iterator[Round]:
         # A round may not send and overwrite a block, so blocks are received into "out" first.
         to, source = (rank + distance) % size, (rank - distance) % size
         landing = tuple((rank + j) % size for j in moving)
-        yield (
-            Send(to, moving, "tmp"),
-            Recv(source, landing),
-            Copy(landing, moving, "out", "tmp"),
-        )
+        yield (Send(to, moving, "tmp"), Recv(source, landing), Copy(landing, moving, "out", "tmp"))
     yield Copy(away, tuple((rank - j) % size for j in away), "tmp", "out")

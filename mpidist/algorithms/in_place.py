@@ -92,10 +92,7 @@ def allgather_in_place(rank: int, size: int) -> Iterator[Round]:
         2 --> 0, 1, 3, 4
     """
     yield Meet(range(size))
-    yield (
-        Copy(rank, rank),
-        *(Put(peer, blocks=rank, source="in") for peer in onward(rank, size)),
-    )
+    yield (Copy(rank, rank), *(Put(peer, blocks=rank, source="in") for peer in onward(rank, size)))
     yield Meet(range(size))
 
 

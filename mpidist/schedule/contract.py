@@ -79,7 +79,7 @@ class Contract:
         """Return the block count if an algorithm declares none: `size` if `per_rank`, else 1."""
         return size if self.per_rank else 1
 
-    def slot(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
+    def length_key(self, rank: int, buffer: str, block: int, size: int, n: int) -> object:
         """Return a key of a block's length; the data are cut into `n` blocks.
 
         Blocks with equal keys have equal numbers of elements; others may differ in length.

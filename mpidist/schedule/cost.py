@@ -347,9 +347,5 @@ def cost(
     ]
     shared = sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes)
     return machine.cost(
-        pieces,
-        (alpha, beta, gamma),
-        groups or (tuple(range(size)),),
-        link,
-        shared.rates(nbytes),
+        pieces, (alpha, beta, gamma), groups or (tuple(range(size)),), link, shared.rates(nbytes)
     )

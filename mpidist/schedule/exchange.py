@@ -19,36 +19,19 @@ MessageKey = tuple[int, int, tuple[int, ...]]  # sender, receiver, strand
 
 @dataclass(eq=False, slots=True)
 class Posted:
-    """One end of a message: a send or a receive that a strand has posted.
-
-    Attributes
-    ----------
-    index : int
-        Index of `step` in the strand's round.
-    content : list
-        The values of the blocks of a send, or the (buffer, block) pairs of a receive.
-    clock : int
-        The strand's clock at the time of posting; see :class:`~mpidist.schedule.strand.Strand`.
-    """
+    """One end of a message: a send or a receive that a strand has posted."""
 
     strand: Strand
     step: Message
-    index: int
-    content: list[Any]
-    clock: int
+    index: int  # of `step` in the strand's round
+    content: list[Any]  # the values of a send, or the (buffer, block) pairs of a receive
+    clock: int  # the strand's, when it was posted
 
 
 class Exchange:
     """The messages of all ranks: sends match receives by peer, strand and order.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    memory : SymbolicMemory
-        The buffers of all ranks.
-    move : callable
-        ``move(send, receive)`` is called with each pair of :class:`Posted` ends that match.
+    ``move(send, receive)`` is called with the two ends of each message, as soon as both are posted.
     """
 
     def __init__(self, size: int, memory: SymbolicMemory, move: Callable[[Posted, Posted], None]):
@@ -58,10 +41,7 @@ class Exchange:
         self._receives: dict[MessageKey, deque[Posted]] = {}
 
     def post(self, strand: Strand) -> None:
-        """Post each send and receive of a strand's round.
-
-        ``move(send, receive)`` is called for each that matches one posted before.
-        """
+        """Post each send and receive of a strand's round."""
         rank, path, clock = strand.rank, strand.path, strand.clock
         size, memory = self.size, self.memory
         posted: list[Posted] = []

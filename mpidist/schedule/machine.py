@@ -98,24 +98,13 @@ Watch = Callable[[object, Strand, "Posted | None"], None]
 class Machine:
     """All ranks of one schedule, which `run` executes symbolically to return the proof.
 
-    Parameters
-    ----------
-    contract : Contract
-        The contract to prove.
-    parts : iterable of schedules
-        The schedule of each rank.
-    root, count : int
-        The root, and the number of blocks that the data are cut into.
-    equal_blocks : bool
-        Whether all blocks have one length, so that a block may be put into another block's place.
-    watch : callable, optional
-        ``watch(step, strand, send)`` is called when a message has arrived at `strand` (`step` is
-        the Recv or Reduce, `send` the posted send), and after any other step (`send` is None).  The
-        attribute `arrival` is then the time of the arrival, as `Strand.clock` counts it.
-    memory : Memory, optional
-        The memory that the schedule needs, if ranks reach each other's buffers.
-    groups : tuple of tuple of int, optional
-        The ranks of each node, which share memory; by default all ranks.
+    `parts` are the schedules by rank, and `count` is the number of blocks.  With `equal_blocks`, a
+    block may be put into another one's place.  With a `memory`, ranks of one of the `groups` (by
+    default all) reach each other's buffers.
+
+    ``watch(step, strand, send)`` is called when a message has arrived at `strand` (`step` is the
+    Recv or Reduce, `send` the posted send), and after any other step (`send` is None).  The
+    attribute `arrival` is then the time of the arrival, as `Strand.clock` counts it.
     """
 
     def __init__(

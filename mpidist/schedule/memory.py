@@ -17,19 +17,8 @@ from .terms import Terms
 class SymbolicMemory:
     """The value of every block of every rank, from the contract's start state on.
 
-    Values are the numbers of symbolic expressions; see :class:`~mpidist.schedule.terms.Terms`.
-
-    Parameters
-    ----------
-    contract : Contract
-        The contract of the collective.
-    size, root, count : int
-        Number of ranks, the root, and the number of blocks that the data are cut into.
-    equal_blocks : bool
-        Whether all blocks have one length, so that a block may be put into another block's place.
-    memory : Memory, optional
-        The memory that the schedule needs, if ranks reach each other's buffers.  The input is then
-        in "in" as well.
+    Values are the numbers of symbolic expressions; see :class:`~mpidist.schedule.terms.Terms`.  A
+    place is (buffer, block).  If ranks reach each other's `memory`, the input is in "in" as well.
     """
 
     def __init__(
@@ -62,10 +51,7 @@ class SymbolicMemory:
         self._equal = equal_blocks
 
     def places(self, strand: Strand, buffer: str, spec: Blocks) -> list[BlockPlace]:
-        """Return (buffer, block) for each block number in `spec`, the `blocks` of a step.
-
-        Raises ScheduleError for an unknown buffer.
-        """
+        """Return the place of each block number in `spec`, the `blocks` of a step."""
         if buffer not in self.buffers:
             raise strand.error(f"{buffer!r} is not a buffer: expected {', '.join(self.buffers)}")
         if isinstance(spec, int):
@@ -74,8 +60,6 @@ class SymbolicMemory:
 
     def read(self, strand: Strand, places: list[BlockPlace]) -> list[int]:
         """Return the values of blocks on the strand's rank, in the order of `places`.
-
-        A place is (buffer, block); a value is the number of a symbolic expression.
 
         Raises ScheduleError if a block was never written, or a concurrent strand writes it.
         """
@@ -129,10 +113,7 @@ class SymbolicMemory:
         values[block] = self.terms.combine(values[block], value)
 
     def write(self, strand: Strand, place: BlockPlace, value: int, same: bool = False) -> None:
-        """Set the value of a block on the strand's rank.
-
-        `place` is (buffer, block), `value` the number of a symbolic expression; `same` means that
-        it is the same block of "in".
+        """Set the value of a block on the strand's rank; `same`: it is the same block of "in".
 
         Raises ScheduleError if the block is of the input or does not exist, if the value could be
         of another length, or if a concurrent strand uses the block.
@@ -156,10 +137,10 @@ class SymbolicMemory:
         return strand.error(f"does not exist: out has blocks 0 … {self.count - 1}", block)
 
     def reduce(self, strand: Strand, peer: int, place: BlockPlace, value: int) -> None:
-        """Combine `value`, received from `peer`, into the block `place`: (buffer, block).
+        """Combine `value`, received from `peer`, into a block; the lower rank has the left operand.
 
-        The value of the lower rank is the left operand.  Raises ScheduleError as :meth:`read` and
-        :meth:`write` do, and if blocks are mixed or a contribution is counted twice.
+        Raises ScheduleError as :meth:`read` and :meth:`write` do, and if blocks are mixed or a
+        contribution is counted twice.
         """
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
@@ -176,8 +157,8 @@ class SymbolicMemory:
         origin, datum = self.terms.datum(value)
         fits = False
         if self._transposed:
-            slot = self.contract.slot(owner, buffer, block, self.size, self.count)
-            fits = slot == (origin, datum)
+            key = self.contract.length_key(owner, buffer, block, self.size, self.count)
+            fits = key == (origin, datum)
         if not fits and buffer in BUFFERS:  # a place in a slot is long enough for any block
             message = (
                 f"gets block {datum} of rank {origin}, which may differ in length; only with "
@@ -186,16 +167,10 @@ class SymbolicMemory:
             raise strand.error(message, block)
 
     def check_end(self, rounds: list[int]) -> tuple[tuple[int, int] | None, bool]:
-        """Check every rank's final memory against the contract.
+        """Check every rank's final memory against the contract; `rounds` by rank are for the error.
 
-        `rounds` is the number of rounds by rank, for the error.
-
-        Returns
-        -------
-        unordered : tuple of int or None
-            Rank and block of the first result not combined in rank order; None if all are.
-        identical : bool
-            Whether all ranks compute each result of the same contributions by the same expression.
+        Returns the rank and block of the first result not combined in rank order (None if all are),
+        and whether all ranks compute results of the same contributions by the same expression.
         """
         contract, size, root, n = self.contract, self.size, self.root, self.count
         unordered: tuple[int, int] | None = None

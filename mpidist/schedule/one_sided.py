@@ -19,24 +19,13 @@ Place = tuple[int, str, int]  # rank, buffer and block
 
 @dataclass(slots=True)
 class Meeting:
-    """One meeting of a group: the strands that have arrived, and those that wait.
+    """One meeting of a group: the strands that have arrived, and those that wait."""
 
-    Attributes
-    ----------
-    arrived : dict
-        By rank: the strand's number, its count of rounds, what it knew, and its clock.
-    tokens : dict
-        By rank, in a barrier: the values of its blocks on arrival.
-    waiting : list
-        The strands that have arrived and wait for the whole group.
-    apart : list
-        Those that wait for some ranks only, each with these.
-    """
-
+    # By rank: the strand's number, its count of rounds, what it knew, and its clock.
     arrived: dict[int, tuple[int, int, Known, int]] = field(default_factory=dict)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    waiting: list[Strand] = field(default_factory=list)
-    apart: list[tuple[Strand, tuple[int, ...]]] = field(default_factory=list)
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # in a barrier: values on arrival
+    waiting: list[Strand] = field(default_factory=list)  # for the whole group
+    apart: list[tuple[Strand, tuple[int, ...]]] = field(default_factory=list)  # for these ranks
 
 
 MeetingKey = tuple[tuple[int, ...], tuple[int, ...]]  # strand and group
@@ -45,16 +34,8 @@ MeetingKey = tuple[tuple[int, ...], tuple[int, ...]]  # strand and group
 class OneSided:
     """The accesses of all ranks to each other's memory, and their meetings.
 
-    Parameters
-    ----------
-    memory : Memory
-        The memory that the schedule needs.
-    symbolic : SymbolicMemory
-        The buffers of all ranks.
-    groups : tuple of tuple of int
-        The ranks of each node: only these share memory.
-    depart : callable
-        ``depart(strand)`` is called with each strand that leaves a meeting.
+    Only the ranks of one of the `groups`, a node, share memory.  ``depart(strand)`` is called with
+    each strand that leaves a meeting.
     """
 
     def __init__(
@@ -75,10 +56,7 @@ class OneSided:
         self._counts: dict[MeetingKey, dict[int, int]] = {}
 
     def checked(self, strand: Strand) -> bool:
-        """Return whether a round has one-sided steps; raise if it also has others.
-
-        Raises ScheduleError for a Meet beside another step, and for messages beside the others.
-        """
+        """Return whether a round has one-sided steps; raise ScheduleError if it also has others."""
         steps = strand.steps
         messages = others = False
         for step in steps:
@@ -235,10 +213,7 @@ class OneSided:
             )
 
     def _check_clashes(
-        self,
-        strand: Strand,
-        reads: dict[Place, int],
-        writes: list[tuple[int, Place, int, bool]],
+        self, strand: Strand, reads: dict[Place, int], writes: list[tuple[int, Place, int, bool]]
     ) -> None:
         """Raise if a step of a round writes what another one reads or writes."""
         in_place = self.symbolic.contract.input_buffer != "in"

@@ -47,21 +47,11 @@ _ASIDE = "aside"  # scratch memory for copies between blocks that overlap
 
 @dataclass(slots=True)
 class Row:
-    """One block, copied or combined, and stored in one place or several.
+    """One block, copied or combined, and stored in one place or several."""
 
-    Attributes
-    ----------
-    sources : tuple of Cell
-        The block to copy, or the blocks to combine, in this order.
-    targets : list of Cell
-        Where it is stored.
-    ranks : tuple of int
-        The ranks of the operands, for :class:`~mpidist.schedule.Fold`; empty for a copy.
-    """
-
-    sources: tuple[Cell, ...]
+    sources: tuple[Cell, ...]  # the block to copy, or the blocks to combine, in this order
     targets: list[Cell]
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # of a Fold's operands; empty for a copy
 
 
 Messages = tuple[Step, ...]
@@ -73,43 +63,26 @@ _MESSAGES = (Send, Recv, Reduce)
 class Phases:
     """The schedule of one rank in shared memory, and what the others of its node do to its buffers.
 
-    Attributes
-    ----------
-    count : int
-        Number of blocks that the data are cut into.
-    ranks : tuple of int
-        The ranks of the node.
-    rows : list of list of (Row or Messages)
-        The rows and the rounds of messages of each phase, in order; the first phase is before the
-        first meeting.
-    awaits : list of tuple of int
-        The other ranks that this rank awaits in each meeting.
-    stored : list of dict
-        For each phase, the (buffer, block) of this rank in which another rank stores, and which.
-    reached : set of (int, str)
-        The ranks, of all nodes, and their buffers that others read or write; see also `REST`.
-    held : dict
-        For each block of a slot, the blocks of any rank that it holds in turn, and so must be long
-        enough for; and for each of the scratch memory of copies that overlap.
-    complete : bool
-        Whether every Fold combines the operands of all ranks, so that its result is complete.
-    meetings : int
-        Largest number of meetings on a node.
-    has_messages, messages_first : bool
-        Whether a rank has messages; whether one of this node has any before its first meeting.
+    The first phase is before the first meeting.
     """
 
-    count: int
-    ranks: tuple[int, ...]
+    count: int  # of the blocks that the data are cut into
+    ranks: tuple[int, ...]  # of the node
+    # The rows and the rounds of messages of each phase, in order.
     rows: list[list[Row | Messages]] = field(default_factory=list)
+    # The other ranks that this rank awaits in each meeting.
     awaits: list[tuple[int, ...]] = field(default_factory=list)
+    # For each phase, the (buffer, block) of this rank in which another rank stores, and which.
     stored: list[dict[tuple[str, int], int]] = field(default_factory=list)
+    # The ranks, of all nodes, and their buffers that others read or write; see also REST.
     reached: set[tuple[int, str]] = field(default_factory=set)
+    # For each block of a slot, the blocks of any rank that it holds in turn, and so must be long
+    # enough for; and for each of the scratch memory of copies that overlap.
     held: dict[Cell, set[Cell]] = field(default_factory=dict)
-    complete: bool = True
-    meetings: int = 0
-    has_messages: bool = False
-    messages_first: bool = False
+    complete: bool = True  # whether every Fold has the operands of all ranks
+    meetings: int = 0  # the most on any node
+    has_messages: bool = False  # on any rank
+    messages_first: bool = False  # on this node, before the first meeting of a rank
 
 
 def phases_of(
@@ -120,28 +93,13 @@ def phases_of(
     results: Callable[[int], range],
     memory: Memory | None = None,
 ) -> Phases:
-    """Return the phases of one rank.
+    """Return the phases of one rank, whose data are cut into `count` blocks.
 
-    Parameters
-    ----------
-    schedule : callable
-        ``schedule(rank)`` returns the rounds of each rank: where a rank stores, another one reads.
-    rank : int
-        The rank.
-    groups : sequence of sequence of int
-        The ranks of each node, which share memory.
-    count : int
-        The number of blocks that the data are cut into.
-    results : callable
-        ``results(rank)`` returns the blocks of "out" that are the result of each rank.
-    memory : Memory, optional
-        What ranks reach of each other; by default everything.
+    ``schedule(rank)`` returns the rounds of any rank: where one stores, another one reads.
+    ``results(rank)`` are the blocks of "out" in its result.
 
-    Raises
-    ------
-    ScheduleError
-        If the ranks' meetings cannot all take place, or a step reaches the memory of a rank of
-        another node, or a buffer that `memory` does not let it reach.
+    Raises ScheduleError if the ranks' meetings cannot all take place, or a step reaches the memory
+    of another node, or a buffer that `memory` (by default everything) does not let it reach.
     """
     made = Phases(count, next(tuple(group) for group in groups if rank in group))
     mine: list[list[list[Row] | Messages]] = []

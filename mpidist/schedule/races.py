@@ -29,24 +29,14 @@ BEFORE = 1  # the count of rounds of a rank's caller, before the call
 
 
 class Column:
-    """The accesses to one block of one buffer, on all ranks.
-
-    Attributes
-    ----------
-    writes : dict
-        The last write by owner, the rank that has the buffer.
-    reads : dict
-        All reads by owner; those of several owners at once are in `folds` instead.
-    folds : list
-        Each read of several owners' blocks, with these.
-    """
+    """The accesses to one block of one buffer, on all ranks; its owner is the rank that has it."""
 
     __slots__ = ("folds", "reads", "writes")
 
     def __init__(self) -> None:
-        self.writes: dict[int, Epoch] = {}
-        self.reads: dict[int, list[Epoch]] = {}
-        self.folds: list[tuple[Epoch, Sequence[int]]] = []
+        self.writes: dict[int, Epoch] = {}  # the last one, by owner
+        self.reads: dict[int, list[Epoch]] = {}  # all, by owner; but
+        self.folds: list[tuple[Epoch, Sequence[int]]] = []  # those of several owners at once
 
     def accesses(self) -> Iterator[tuple[Epoch, Sequence[int]]]:
         """Yield all reads, each with its owners."""
@@ -58,15 +48,8 @@ class Column:
 class Races:
     """The accesses of all ranks to buffers that others reach; raises ScheduleError for a race.
 
-    Parameters
-    ----------
-    contract : Contract
-        The contract of the collective.  Unless it has an input apart (alltoall), a call can be in
-        place: then "in" and "out" are one memory, and what holds for both is checked.
-    memory : Memory
-        The memory that the schedule needs.
-    size : int
-        Number of ranks.
+    Unless the contract has an input apart (alltoall), a call can be in place: then "in" and "out"
+    are one memory, and what holds for both is checked.
     """
 
     def __init__(self, contract: Contract, memory: Memory, size: int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -14,68 +14,29 @@ from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
-from .rounds import (
-    Blocks,
-    Copy,
-    Fold,
-    Get,
-    Meet,
-    Put,
-    Reduce,
-    Schedule,
-    block_tuple,
-)
+from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Reduce, Schedule, block_tuple
 from .strand import Strand
 
 
 @dataclass(frozen=True)
 class Move:
-    """One message between ranks, one copy within a rank, or one step in other ranks' memory.
+    """One message between ranks, one copy within a rank, or one step in other ranks' memory."""
 
-    Attributes
-    ----------
-    time : int
-        Length of the longest chain of messages that ends with this one; for a copy, of the longest
-        chain before it.
-    source, target : int
-        Sending and receiving rank, or the rank whose block is copied and the one that gets it;
-        equal for a copy, a Fold and a Meet.
-    kind : {"receive", "reduce", "copy", "get", "put", "fold", "meet"}
-        Whether the blocks are received, received and combined, or copied; else the step.
-    sent, received : str
-        Names of the blocks at the source and at the target, as :func:`name_blocks` returns them.
-    strand : tuple of int
-        Path of the strand, as in :class:`~mpidist.schedule.strand.Strand`; empty outside of any
-        ``parallel``.
-    send_index, receive_index : int
-        Index of the step in the sender's round, and in the receiver's.
-    ranks : tuple of int
-        The ranks whose blocks a Fold combines, or which a Meet awaits.
-    """
-
-    time: int
+    time: int  # length of the longest chain of messages that ends with it, or is before a copy
     source: int
-    target: int
-    kind: str
-    sent: str
+    target: int  # the source itself for a copy, a Fold and a Meet
+    kind: str  # "receive" and "reduce" are messages; else "copy", "get", "put", "fold", "meet"
+    sent: str  # names of the blocks at the source, and at the target: see `name_blocks`
     received: str
-    strand: tuple[int, ...]
-    send_index: int = 0
+    strand: tuple[int, ...]  # its path, as in Strand
+    send_index: int = 0  # of the step in the sender's round
     receive_index: int = 0
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # that a Fold combines, or a Meet awaits
 
 
 @dataclass
 class Reading:
-    """All messages and copies of a schedule, by time.
-
-    Attributes
-    ----------
-    title : str
-        Title of a picture: the algorithm, the number of ranks, and the parameters.
-    groups : tuple of tuple of int, or None
-        The ranks of each node, if the algorithm depends on them.
-    """
+    """All messages and copies of a schedule, by time; `groups` if the algorithm depends on them."""
 
     title: str
     size: int
@@ -85,7 +46,7 @@ class Reading:
 
     @cached_property
     def strands(self) -> list[tuple[int, ...]]:
-        """Sorted paths of the strands that have messages or copies (as in `Move.strand`)."""
+        """Sorted paths of the strands that have messages or copies."""
         return sorted({move.strand for move in self.moves})
 
     def _repr_svg_(self) -> str:
@@ -120,25 +81,14 @@ def read(
 ) -> Reading:
     """Run a schedule on the prover's machine and return its messages and copies.
 
-    Parameters are those of :func:`~mpidist.schedule.prove`; `choice` is its `schedule`.
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule is wrong: only proved schedules are drawn.
+    Parameters are those of :func:`~mpidist.schedule.prove`, and so is the ScheduleError of a wrong
+    one: only proved schedules are drawn.
     """
     moves: list[Move] = []
     if isinstance(choice, str):
         choice = find(collective, choice)
     known, machine = prepare(
-        collective,
-        choice,
-        size,
-        root,
-        arity=arity,
-        groups=groups,
-        segments=segments,
-        window=window,
+        collective, choice, size, root, arity=arity, groups=groups, segments=segments, window=window
     )
     machine.watch = _Recorder(machine, moves)
     proof = machine.run()
@@ -221,16 +171,16 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
         return prefix
     if blocks == tuple(range(count)) and buffer != "tmp":
         return f"{prefix}[all]"
-    return f"{prefix}[{','.join(map(_span, _runs(blocks)))}]"
+    return f"{prefix}[{','.join(map(_span, runs_of(blocks)))}]"
 
 
 def name_ranks(ranks: tuple[int, ...]) -> str:
     """Return ranks in ascending order as text, such as ``0-3,5``."""
-    return ",".join(map(_span, _runs(ranks)))
+    return ",".join(map(_span, runs_of(ranks)))
 
 
-def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
-    """Return runs of consecutive numbers."""
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the runs of consecutive numbers."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

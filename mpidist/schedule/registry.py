@@ -31,10 +31,7 @@ class Registered:
 
 
 def check_name(name: object, kind: str, reserved: Container[str]) -> None:
-    """Raise InvalidArgument for a name that is reserved, empty, or has a colon or slash.
-
-    `kind` says in the message what would be registered, for example an algorithm.
-    """
+    """Raise InvalidArgument for a name that is reserved, empty, or has a colon or slash."""
     if not isinstance(name, str) or not name or {":", "/"} & set(name) or name in reserved:
         raise InvalidArgument(
             f"name={name!r}: not a name for {kind}: expected a str, not empty or reserved, "
@@ -43,10 +40,7 @@ def check_name(name: object, kind: str, reserved: Container[str]) -> None:
 
 
 def check_made(made: object, label: str, items: str, rank: int) -> None:
-    """Raise ScheduleError if a schedule's function returned no iterable, for want of a yield.
-
-    `made` is what it returned, `label` names the schedule, and `items` says what it must yield.
-    """
+    """Raise ScheduleError if a schedule's function returned no iterable, for want of a yield."""
     if not isinstance(made, Iterable):
         raise ScheduleError(f"{label} returned {made!r}; it must yield its {items}", rank=rank)
 
@@ -215,7 +209,10 @@ class Choice:
 _registry: dict[tuple[str, str], Algorithm] = {}
 _reserved = {"auto": True}  # no algorithm can have these names; whether host arrays allow them
 GENERATION = [0]
-"""The number that `generation` returns, for callers that cannot afford a function call."""
+"""A number that each registration and removal increases, so that caches notice them.
+
+In a list: its readers cannot afford a function call.
+"""
 
 
 def algorithm(
@@ -370,10 +367,7 @@ def find(collective: str, name: str) -> Choice:
 
 
 def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
-    """Return a hierarchical algorithm with the algorithms of `levels` ("LOCAL/ACROSS").
-
-    `name` is the whole name, such as ``"hierarchical/direct/ring"``.
-    """
+    """Return a hierarchical algorithm with `levels` ("LOCAL/ACROSS"), under its whole name."""
     if not found.local:
         raise InvalidArgument(
             f"{found.collective} algorithm {name!r}: {found.name} has no levels; only hierarchical "
@@ -390,11 +384,6 @@ def _with_levels(found: Algorithm, levels: str, name: str) -> Algorithm:
     return replace(found, name=name, local=local, across=across, memory=memory)
 
 
-def generation() -> int:
-    """Return a number that each registration and removal increases, so that caches notice them."""
-    return GENERATION[0]
-
-
 def unregister(collective: str, name: str) -> None:
     """Remove an algorithm, for example one that a test registered; an unknown one is ignored."""
     _registry.pop((collective, name), None)
@@ -407,10 +396,9 @@ def registered(function: Callable[..., Schedule]) -> Algorithm | None:
 
 
 def _asking(function: Callable[..., Any]) -> Callable[[int, dict[str, Any]], Any]:
-    """Return ``ask(size, known)``, which calls `function` with `size` and values of `known`.
+    """Return ``ask(size, known)``: it calls `function` with those of `known` that it has.
 
-    `known` is a dict; only the entries that `function` has as parameters are passed.  The signature
-    is read only once, because that takes 20 µs and every binding calls ``ask``.
+    The signature is read only once, because that takes 20 µs and every binding calls ``ask``.
     """
     parameters = inspect.signature(function).parameters
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from .notebook import Svg
-from .reading import Move, Reading, name_ranks, read
+from .reading import Move, Reading, name_ranks, read, runs_of
 from .registry import Algorithm, Choice, Groups
 
 _MARGIN, _TOP, _COLUMN, _LANE, _GAP = 64, 84, 130, 24, 14
@@ -71,11 +71,7 @@ def draw(reading: Reading) -> str:
         body.append(f'<g class="label">{"".join(label for _, _, label in drawn)}</g>')
         y = bottom
         body.append(_line(10, y, width - 10, y, "grid"))
-    head = [
-        _text(16, 24, reading.title, "title"),
-        *legend,
-        _text(16, top - 12, "time", "small"),
-    ]
+    head = [_text(16, 24, reading.title, "title"), *legend, _text(16, top - 12, "time", "small")]
     for rank, at in enumerate(x):
         head.append(_text(at, top - 12, f"rank {rank}", "rank"))
         head.append(_line(at, top - 4, at, y + 8, "life"))
@@ -100,7 +96,8 @@ def _nodes(reading: Reading, x: list[int], top: float, bottom: float) -> list[st
     parts = []
     half = (x[1] - x[0]) / 2 - 6 if len(x) > 1 else 40
     for number, ranks in enumerate(reading.groups or ()):
-        for first, last in _runs(sorted(ranks)):
+        for run in runs_of(sorted(ranks)):
+            first, last = run[0], run[-1]
             left, right = x[first] - half, x[last] + half
             parts.append(
                 f'<rect class="node{" odd" * (number % 2)}" x="{_n(left)}" y="{_n(top)}" '
@@ -109,15 +106,6 @@ def _nodes(reading: Reading, x: list[int], top: float, bottom: float) -> list[st
             middle = (x[first] + x[last]) / 2
             parts.append(_text(middle, top + 14, f"node {number}", "label small"))
     return parts
-
-
-def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last rank of each run of consecutive ranks."""
-    first = 0
-    for k in range(1, len(ranks) + 1):
-        if k == len(ranks) or ranks[k] != ranks[k - 1] + 1:
-            yield ranks[first], ranks[k - 1]
-            first = k
 
 
 def _lanes(reading: Reading, moves: list[Move]) -> list[int]:
@@ -430,8 +418,7 @@ def _line_order(entry: tuple[tuple[str, bool, str, str], list[tuple[int, int]]])
 def _table(rows: list[list[list[str]]]) -> list[str]:
     """Return the lines of a text table, with a rule below the first row.
 
-    ``rows[i][j]`` are the lines of a cell.  Rows are a blank line apart if a cell has more than two
-    lines.
+    ``rows[i][j]`` are the lines of a cell.  Rows with tall cells are a blank line apart.
     """
     widths = [
         max(len(line) for row in rows for line in row[i] or [""]) for i in range(len(rows[0]))

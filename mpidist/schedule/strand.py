@@ -17,55 +17,31 @@ class Strand:
     """One strand of one rank, and its current round.
 
     A strand is a schedule inside a ``parallel``, which runs beside others, or the whole schedule.
-
-    Attributes
-    ----------
-    rounds : iterator
-        The rounds that have not begun.
-    path : tuple of int
-        Number of the strand in its ``parallel``, preceded by the numbers of the enclosing strands;
-        empty for the whole schedule.
-    parent : Strand or None
-        The strand that has the ``parallel``.
-    siblings : dict or None
-        For each (buffer, block) used in that ``parallel``: the number of the strand that uses it,
-        and whether that strand writes it.
-    clock : int
-        Length of the longest chain of messages up to the current round.
-    number : int
-        Number of the current round, from 1.
-    pending : int
-        Number of the round's messages that are not complete, or of the strands of a ``parallel``
-        that have not ended.
-    steps : tuple
-        Steps of the current round.
-    received : dict
-        Blocks and values of each received message, by index of the step in the round.
-    thread, tick, known : int, int, dict
-        Number of the strand among all strands, its count of rounds, and the counts of the others'
-        rounds that are before its present one; only for schedules in shared memory, see
-        :mod:`.races`.
-    heard : tuple
-        For each of the round's messages: `known`, number and last round of the sending strand.
-    waiting : dict
-        Strands of this strand's ``parallel`` that have not begun, as at most `window` run at a
-        time; each by the number of the strand whose end it waits for.
+    `path` is its number in its ``parallel``, which the strand `parent` has, after the numbers of
+    the enclosing ones; empty for the whole schedule.
     """
 
     rank: int
-    rounds: Iterator[Round]
+    rounds: Iterator[Round]  # that have not begun
     path: tuple[int, ...] = ()
     parent: Strand | None = None
+    # For each block used in its `parallel`: the number of the strand, and whether it writes it.
     siblings: dict[BlockPlace, tuple[int, bool]] | None = None
-    clock: int = 0
-    number: int = 0
-    pending: int = 0
-    steps: tuple[Step, ...] = ()
+    clock: int = 0  # length of the longest chain of messages up to the current round
+    number: int = 0  # of the current round, from 1
+    pending: int = 0  # messages of the round, or strands of a `parallel`, that have not ended
+    steps: tuple[Step, ...] = ()  # of the current round
+    # Blocks and values of each received message, by index of the step in the round.
     received: dict[int, tuple[list[BlockPlace], list[int]]] = field(default_factory=dict)
+    # Strands of its own `parallel` that have not begun, as at most `window` run at a time; each by
+    # the number of the strand whose end it waits for.
     waiting: dict[int, Strand] = field(default_factory=dict)
+    # In shared memory, see races.py: the strand's number among all, its count of rounds, and the
+    # counts of the others' rounds that are before its present one.
     thread: int = field(init=False, repr=False)
     tick: int = field(init=False, repr=False)
     known: Known = field(init=False, repr=False)
+    # For each of the round's messages: `known`, `thread` and last round of the sending strand.
     heard: tuple[tuple[Known, int, int], ...] = ()
 
     def touch(self, place: BlockPlace, write: bool) -> None:

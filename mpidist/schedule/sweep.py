@@ -29,12 +29,11 @@ class ProofTask:
     """A unit of work of the sweep: the proofs of one algorithm for one size and some roots.
 
     Each root is proved with all arities and with groupings of ranks by node; see :func:`_pairs`.
-    `module` is the Python module that defines the algorithm.
     """
 
     collective: str
     name: str
-    module: str
+    module: str  # that defines the algorithm
     size: int
     roots: range
     arities: tuple[int, ...]
@@ -42,10 +41,7 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a :class:`ProofTask`: counts of its proofs, and the first counter-example.
-
-    `counterexample` is None if all was proved.
-    """
+    """The result of a :class:`ProofTask`: counts of its proofs, and the first counter-example."""
 
     task: ProofTask
     proofs: int
@@ -55,15 +51,11 @@ class Result:
 
 
 def groupings(size: int) -> list[Groups]:
-    """Return the groupings of ranks by node that are proved.
-
-    They are all on one node, nodes of two ranks, two halves, one rank and the others, even and odd
-    ranks, and a node per rank.
-    """
+    """Return the groupings of ranks by node that are proved."""
     every = tuple(range(size))
     ways = [
         (every,),
-        tuple(every[i : i + 2] for i in range(0, size, 2)),
+        tuple(every[i : i + 2] for i in range(0, size, 2)),  # nodes of two ranks
         (every[: (size + 1) // 2], every[(size + 1) // 2 :]),
         (every[:1], every[1:]),
         (every[::2], every[1::2]),
@@ -115,10 +107,7 @@ def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
 
 
 def _collected(future: Future, batch: list[ProofTask]) -> Iterator[Result]:
-    """Yield the results of a batch that another process proves.
-
-    If that process could not import the algorithms, or ended, this one proves the batch.
-    """
+    """Yield the results of a batch; if the other process could not prove it, this one does."""
     try:
         yield from future.result()
     except (ImportError, UnknownName, BrokenProcessPool):

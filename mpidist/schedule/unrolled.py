@@ -35,16 +35,10 @@ def materialise(schedule: Schedule) -> Written:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The number of elements of each block on this rank.
+    """The number of elements of each block on this rank."""
 
-    Attributes
-    ----------
-    incoming, outgoing : tuple of int
-        Lengths of the blocks of the buffer ``in``, and of those of ``out``.
-    """
-
-    incoming: tuple[int, ...]
-    outgoing: tuple[int, ...]
+    incoming: tuple[int, ...]  # of the buffer "in"
+    outgoing: tuple[int, ...]  # of the buffer "out"
 
     @classmethod
     def even(cls, n: int, count: int, segments: int) -> Lengths:

@@ -9,15 +9,7 @@ from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
 from ..measure import format_size
-from ..schedule.registry import (
-    GENERATION,
-    Choice,
-    Groups,
-    algorithms,
-    find,
-    reserve,
-    reserved,
-)
+from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, Estimates, Rival, memory_of
 from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC

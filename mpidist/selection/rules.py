@@ -146,10 +146,7 @@ _MEBIBYTE = (1 << 20) + 1
 
 
 def _staged(
-    below: float = _SLOT,
-    crowded: float = _SLOT,
-    mpich: float = _SLOT,
-    mpich_crowded: float = _SLOT,
+    below: float = _SLOT, crowded: float = _SLOT, mpich: float = _SLOT, mpich_crowded: float = _SLOT
 ) -> tuple[Rule, ...]:
     return (
         Rule(STAGED, below=below, crowded=False, vendor=NOT_MPICH),
@@ -302,17 +299,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_without_native(("bruck", 0, 4 << 10), ("pairwise", 4 << 10, ANY)),
     ),
     "scan": (Rule(SYMMETRIC, ranks=_SCANNED), *_STAGED_SCAN, *_SCAN_BY_MESSAGES),
-    "exscan": (
-        Rule(SYMMETRIC, below=4 << 20, ranks=_SCANNED),
-        *_STAGED_SCAN,
-        *_SCAN_BY_MESSAGES,
-    ),
-    "barrier": (
-        *_SYMMETRIC,
-        *_LEADERS,
-        *_NATIVE,
-        *_without_native(("dissemination", 0, ANY)),
-    ),
+    "exscan": (Rule(SYMMETRIC, below=4 << 20, ranks=_SCANNED), *_STAGED_SCAN, *_SCAN_BY_MESSAGES),
+    "barrier": (*_SYMMETRIC, *_LEADERS, *_NATIVE, *_without_native(("dissemination", 0, ANY))),
 }
 """The rules by collective: shared memory first, then several nodes, the MPI library, messages."""
 
