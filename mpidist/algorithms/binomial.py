@@ -17,11 +17,7 @@ def _block_0(first: int, stop: int) -> Blocks:
 def _up(
     rank: int, size: int, arrive: type[Reduce] | type[Recv] = Reduce, part: Part = _block_0
 ) -> Iterator[Round]:
-    """Yield one rank's reduce or gather up the tree to rank 0, small subtrees first.
-
-    `arrive` is the type of the receiving steps: `Reduce` for a reduce, `Recv` for a gather.
-    ``part(first, end)`` returns the blocks that the subtree of ranks `first` to `end` - 1 sends.
-    """
+    """Yield one rank's reduce or gather (`arrive`) up the tree to rank 0, small subtrees first."""
     for distance in powers(size):
         if rank & distance:
             yield Send(rank - distance, part(rank, min(rank + distance, size)))
@@ -32,11 +28,7 @@ def _up(
 
 
 def _down(rank: int, size: int, part: Part = _block_0) -> Iterator[Round]:
-    """Yield one rank's broadcast or scatter down the tree from rank 0, large subtrees first.
-
-    ``part(first, end)`` returns the blocks that are sent to the subtree of ranks `first` to
-    `end` - 1.
-    """
+    """Yield one rank's broadcast or scatter down the tree from rank 0, large subtrees first."""
     for distance in reversed(powers(size)):
         child = rank + distance
         if rank % (2 * distance) == distance:

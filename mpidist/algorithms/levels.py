@@ -24,22 +24,12 @@ def play(
 ) -> Iterator[Round]:
     """Return the rounds of an algorithm run on a subset of the ranks and of the blocks.
 
-    Parameters
-    ----------
-    collective, name : str
-        Names of the collective and the algorithm.
-    ranks : sequence of int
-        The ranks that run it; ``ranks[i]`` is the algorithm's rank `i`.
-    rank : int
-        This rank, one of `ranks`.
-    shares : sequence of sequence of int
-        ``shares[i]`` are the blocks of the enclosing schedule that are the part of ``ranks[i]``.
-        For collectives without a part per rank, the only share has all blocks to work on.
-    root : int
-        One of `ranks`, for collectives with a root.
-    later : bool
-        Whether its input is what earlier parts have left in "out", and not the caller's.  All
-        `ranks` then meet first if it uses slots, in which an earlier part may still be read.
+    ``ranks[i]``, of which `rank` and the `root` are two, is the algorithm's rank i, and the blocks
+    ``shares[i]`` of the enclosing schedule are its part.  For collectives without a part per rank,
+    the only share has all blocks to work on.
+
+    The input of one that is `later` is what earlier parts have left in "out", not the caller's.
+    All `ranks` then meet first if it uses slots, in which an earlier part may still be read.
     """
     choice, size = find(collective, name), len(ranks)
     algorithm = choice.algorithm
@@ -78,10 +68,9 @@ def behind_fold(schedule: Iterable[Round], between: Iterable[Round]) -> Iterator
 
 
 def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:
-    """Yield a copy of input blocks to "out", if other ranks then read them there.
+    """Yield a copy of input blocks to "out", if other ranks then read them there, by `local`.
 
-    `local` is the name of the algorithm of `collective` with which they do: by messages they get
-    what is in "out" in any case.
+    By messages they get what is in "out" in any case.
     """
     if in_memory(collective, local) and blocks:
         yield Copy(tuple(blocks), tuple(blocks))
@@ -123,14 +112,7 @@ def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
     """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
 
-    `requires` returns why the nodes cannot be served, or None; `blocks` the number of blocks.
-
-    Parameters
-    ----------
-    collective : str
-        Name of the collective.
-    inside, between : tuple of str
-        Names of the collectives used inside the nodes, and along the lanes between them.
+    `inside` are the collectives used inside the nodes, and `between` those along the lanes.
     """
     made = leading(collective, inside, between)
     per_rank = {name: COLLECTIVES[name].per_rank for name in (collective, *inside)}
@@ -152,10 +134,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm by leaders.
-
-    Parameters are those of :func:`lanes`, with the nodes' leaders in place of the lanes.
-    """
+    """Return what :func:`lanes` does, with the nodes' leaders in place of the lanes."""
     per_rank = COLLECTIVES[collective].per_rank
 
     def parts(groups: Groups, local: str, across: str) -> Iterator[tuple[Algorithm, int]]:

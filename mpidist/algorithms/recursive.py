@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Recv, Reduce, Round, Send
 from .binomial import gather_binomial, scatter_binomial
-from .fold import base, fold
+from .folding import base, folding
 from .relabel import powers, sparing
 from .ring import allgather_ring
 
@@ -63,7 +63,7 @@ def _halve_and_back(rank: int, size: int) -> Iterator[Round]:
 
 
 def _all(count: int) -> Callable[[int], range]:
-    """Return a function for `Fold.through` that returns all `count` block numbers, for any rank."""
+    """Return the function of a rank, for `Folding.through`, that returns all block numbers."""
     return lambda rank: range(count)
 
 
@@ -80,7 +80,7 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
                    3 <-> 4    2 <-> 4
     """
     everything = _all(1)
-    return fold(rank, size).through(_exchange, Reduce, everything, everything)
+    return folding(rank, size).through(_exchange, Reduce, everything, everything)
 
 
 @algorithm("allreduce", "rabenseifner", blocks=base, ordered=True)
@@ -97,7 +97,7 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
                       3 <-1/2-> 4    2 <-1/4-> 4
     """
     everything = _all(base(size))
-    return fold(rank, size).through(_halve_and_back, Reduce, everything, everything)
+    return folding(rank, size).through(_halve_and_back, Reduce, everything, everything)
 
 
 @algorithm("reduce_scatter", "recursive_halving")
@@ -113,7 +113,7 @@ def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
         0 -all-> 1    1 <-> 3    1 <-> 2    1 -[0]-> 0
                       2 <-> 4    3 <-> 4
     """
-    folded = fold(rank, size)
+    folded = folding(rank, size)
     return folded.through(_halve, Reduce, _all(size), lambda extra: extra, folded.covered)
 
 
@@ -130,7 +130,7 @@ def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
     """
-    folded = fold(rank, size)
+    folded = folding(rank, size)
 
     def others(extra: int) -> tuple[int, ...]:
         return tuple(other for other in range(size) if other != extra)
@@ -150,7 +150,7 @@ def reduce_reduce_scatter_gather(rank: int, size: int, *, root: int) -> Iterator
         1 -all-> 0    0 <-> 3    0 <-> 2    2 --> 0    3 --> 0
                       2 <-> 4    3 <-> 4    4 --> 3
     """
-    folded = fold(rank, size, keep=root)
+    folded = folding(rank, size, keep=root)
     top = folded.players.index(root)
 
     def halve_and_gather(index: int, count: int) -> Iterator[Round]:

@@ -10,14 +10,7 @@ def turned(
 ) -> Iterator[Round]:
     """Return a rank's part of a schedule written for root 0, renumbered for `root`.
 
-    Parameters
-    ----------
-    rank, size, root : int
-        This rank, the number of ranks, and the root.
-    schedule : callable
-        ``schedule(rank, size)`` returns the rounds of that rank, for root 0.
-    blocks : bool
-        Whether block i belongs to rank i, and is renumbered with it.
+    With `blocks`, block i belongs to rank i and is renumbered with it.
     """
     if root == 0:
         return iter(schedule(rank, size))

@@ -13,32 +13,19 @@ from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 
 
 @dataclass(frozen=True)
-class Fold:
+class Folding:
     """The folding of all ranks onto a power of two, and the role of this rank in it.
 
     The base is the power of two of ranks that run the schedule.  Each other rank, an extra, gives
     its data to its proxy, a rank of the base that acts for both.
-
-    Attributes
-    ----------
-    rank : int
-        This rank.
-    players : tuple of int
-        The ranks of the base: ``players[i]`` acts as rank `i` of a power of two.
-    index : int or None
-        Index of this rank in `players`; None for an extra.
-    proxy, extra : int or None
-        This rank's proxy if it is an extra; its extra if it is a proxy; else None.
-    pairs : int
-        Number of extras, whose proxies are the first players.
     """
 
     rank: int
-    players: tuple[int, ...]
-    pairs: int
-    index: int | None
-    proxy: int | None
-    extra: int | None
+    players: tuple[int, ...]  # the base: players[i] acts as rank i of a power of two
+    pairs: int  # number of extras, whose proxies are the first players
+    index: int | None  # of this rank in `players`; None for an extra
+    proxy: int | None  # of this rank, if it is an extra
+    extra: int | None  # of this rank, if it is a proxy
 
     def through(
         self,
@@ -50,18 +37,9 @@ class Fold:
     ) -> Iterator[Round]:
         """Yield `core` on the base; extras send data to their proxies before, and receive after.
 
-        Parameters
-        ----------
-        core : callable
-            ``core(rank, size)`` returns a schedule for a power of two of ranks.
-        arrive : type
-            Step by which a proxy receives its extra's data: `Reduce` or `Recv`.
-        brings, takes : callable
-            ``brings(extra)`` returns the blocks that the rank `extra` sends to its proxy,
-            ``takes(extra)`` those that it receives back; None if it receives nothing.
-        blocks : callable, optional
-            ``blocks(block)`` returns the blocks of the whole schedule that a block of `core`
-            stands for; by default the block of the same number.
+        An extra sends the blocks ``brings(extra)``, which its proxy receives by `arrive`, and gets
+        ``takes(extra)`` back.  ``blocks(block)`` are those of the whole schedule for which a block
+        of ``core(rank, size)`` stands, by default the one of the same number.
         """
         if self.index is None:
             assert self.proxy is not None
@@ -87,16 +65,16 @@ def base(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def fold(rank: int, size: int, keep: int = -1) -> Fold:
+def folding(rank: int, size: int, keep: int = -1) -> Folding:
     """Return the folding of `size` ranks, seen by `rank`.
 
-    The first ranks form pairs of an extra and its proxy.  The proxy is the upper rank of the pair,
-    or the lower one if that is `keep`: a reduce's root must not be an extra.
+    The proxy of a pair is its upper rank, or the lower one if that is `keep`: a reduce's root must
+    not be an extra.
     """
     pairs = size - base(size)
     players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]
     players += range(2 * pairs, size)
     if rank not in players:
-        return Fold(rank, tuple(players), pairs, None, rank ^ 1, None)
+        return Folding(rank, tuple(players), pairs, None, rank ^ 1, None)
     extra = rank ^ 1 if rank < 2 * pairs else None
-    return Fold(rank, tuple(players), pairs, players.index(rank), None, extra)
+    return Folding(rank, tuple(players), pairs, players.index(rank), None, extra)
