@@ -210,7 +210,7 @@ class Communicator:
             "tuning": tuning,
         }
         self._service.chooser.estimates = self._estimates(calibrate)
-        self._service.chooser.estimates.tell(backend.rank)
+        self._service.chooser.estimates.warn(backend.rank)
         self._debug = bool(switch(DEBUG)) if debug is None else debug
         self._gpu_service: GpuService | None = None
         self.rank, self.size = backend.rank, backend.size

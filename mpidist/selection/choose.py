@@ -11,10 +11,10 @@ from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import MODEL, TABLE, Estimates, Rival, memory_of
+from .estimates import MODEL, TABLE, Estimates, Rival
 from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
-from .tuning import kind_for
+from .tuning import MEMORIES, kind_for
 
 
 @dataclass(frozen=True)
@@ -84,38 +84,19 @@ def _no_executor(choice: Choice) -> str:
 
 @dataclass(frozen=True)
 class Means:
-    """The executors' reasons not to serve one call, and the facts that rules depend on.
-
-    Attributes
-    ----------
-    groups : tuple of tuple of int
-        The ranks of each node.
-    reasons : mapping of str to (str or None)
-        For every executor but messages, in the order of ``explain``: why it cannot serve the call,
-        or None if it can.
-    vendor : str
-        The name of the MPI library, for example "Open MPI"; empty without MPI.
-    crowded : bool
-        Whether there are more ranks than cores.
-    summaries : mapping of str to str
-        How each executor works, in a few words, by its name.
-    cannot_run : callable
-        ``cannot_run(choice)`` returns why no executor can run a schedule in shared memory for the
-        call, or None if one can.
-    schedules : callable
-        ``schedules(name)`` returns those of which an executor runs one for the call by its name.
-    required : str
-        Name of an executor of GPU arrays that the user requires: if it has a rule for the
-        collective, no other is taken in its place.
-    """
+    """The executors' reasons not to serve one call, and the facts that rules depend on."""
 
     groups: Groups
+    # For every executor but messages, in the order of `explain`: None if it can serve the call.
     reasons: Mapping[str, str | None]
-    vendor: str = ""
-    crowded: bool = False
-    summaries: Mapping[str, str] = field(default_factory=dict)
+    vendor: str = ""  # of the MPI library, such as "Open MPI"; empty without MPI
+    crowded: bool = False  # whether there are more ranks than cores
+    summaries: Mapping[str, str] = field(default_factory=dict)  # of the executors
+    # Why no executor can run a schedule in shared memory for the call; None if one can.
     cannot_run: Callable[[Choice], str | None] = _no_executor
+    # The schedules of which an executor runs one for the call by its own name.
     schedules: Callable[[str], Sequence[Choice]] = lambda name: ()
+    # An executor of GPU arrays: if it has a rule for the collective, no other may take its place.
     required: str = ""
 
 
@@ -136,21 +117,7 @@ class _Listed:
 class Chooser:
     """Chooses how to serve the calls of a communicator, once for all similar calls.
 
-    Parameters
-    ----------
-    executors : sequence of Executor
-        The executors in the order of ``explain``; "messages" runs the registered algorithms.
-    config : CollectiveConfig
-        The user's settings.
-    groups : tuple of tuple of int
-        The ranks of each node, according to the configuration.
-    vendor, crowded
-        See :class:`Means`.
-
-    Attributes
-    ----------
-    estimates : Estimates or None
-        The tuning table and the cost model.
+    The executors are in the order of ``explain``, the groups as the configuration has them.
     """
 
     def __init__(
@@ -176,8 +143,7 @@ class Chooser:
     ) -> None:
         """Replace the executors, once there are some of arrays on a GPU.
 
-        ``required[algorithm, background]`` is the executor that such calls require on a GPU, if
-        there is one; see :class:`Means`.
+        ``required[algorithm, background]`` is `Means.required` of such calls on a GPU.
         """
         self._on_host = _Listed([e for e in executors if not e.on_device])
         self._on_device = _Listed([e for e in executors if e.on_device])
@@ -207,8 +173,7 @@ class Chooser:
         """Return the candidate for a call, from the cache or by :func:`choose`.
 
         It is equal on all ranks, because it depends only on facts that they share.
-        ``calibrate(what)``, if given, measures the missing constants of the cost model; `what` is
-        the text of the call.
+        ``calibrate(text)`` measures the missing constants of the cost model for the call of `text`.
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
@@ -268,15 +233,7 @@ class Chooser:
 
 
 class Candidates:
-    """All candidates of one call, by name; each is looked up and checked once, when needed.
-
-    Parameters
-    ----------
-    call : Call
-        The call.
-    means : Means
-        The executors' reasons, and the facts that rules depend on.
-    """
+    """All candidates of one call, by name; each is looked up and checked once, when needed."""
 
     def __init__(self, call: Call, means: Means):
         self.call, self.means, self.nbytes = call, means, call.nbytes
@@ -284,13 +241,7 @@ class Candidates:
         self._choices: dict[str, Choice] = {}
 
     def why_not(self, name: str) -> str | None:
-        """Return why the candidate `name` cannot serve the call, or None if it can.
-
-        Raises
-        ------
-        UnknownName
-            If no executor and no algorithm has that name.
-        """
+        """Return why a candidate cannot serve the call, or None; UnknownName if there is none."""
         known = self._reasons
         if name in known:
             return known[name]
@@ -313,13 +264,7 @@ class Candidates:
         return self._choices[name] if self.can(name) else None
 
     def taken(self, name: str, why: str) -> Candidate:
-        """Return the candidate `name` with `why`, the reason for its choice.
-
-        Raises
-        ------
-        Unsupported
-            If it cannot serve the call.
-        """
+        """Return a candidate, with the reason for its choice; Unsupported if it cannot serve."""
         reason = self.why_not(name)
         if reason is not None:
             raise self.unsupported(name, reason)
@@ -329,8 +274,7 @@ class Candidates:
     def every(self) -> list[Candidate]:
         """Return every candidate for ``explain``, also those that cannot serve the call.
 
-        Of the schedules in shared memory only those are listed that can: most need another memory
-        than that of the call's arrays.
+        Of the schedules in shared memory only those that can: most need another memory.
         """
         return list(self._each())
 
@@ -348,22 +292,14 @@ class Candidates:
             yield Candidate(algorithm.name, choice, reason or algorithm.summary, reason is None)
 
     def first(self, why: str) -> Candidate:
-        """Return the first candidate, in the order of ``explain``, that can serve the call.
-
-        Its reason is `why`.
-
-        Raises Unsupported if there is none.
-        """
+        """Return the first candidate that can serve the call, with the reason `why`."""
         for candidate in self._each():
             if candidate.can:
                 return replace(candidate, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
 
     def predicted(self, candidate: Candidate, estimates: Estimates, memory: str) -> Candidate:
-        """Return a candidate with its measured or predicted time, if that is known.
-
-        `memory` is the result of :func:`memory_of`.
-        """
+        """Return a candidate with its measured or predicted time, if that is known."""
         call = self.call
         entry, _ = estimates.entry(call, memory)
         if not candidate.can:
@@ -421,29 +357,10 @@ def choose(
     table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
     by another one.  For arrays on a GPU: the call's ``algorithm=``, MPIDIST_GPU, shipped rules.
 
-    Parameters
-    ----------
-    candidates : Candidates
-        The candidates of the call.
-    algorithm : str
-        The call's ``algorithm=``.
-    config : CollectiveConfig
-        The user's settings.
-    estimates : Estimates, optional
-        The tuning table and the cost model.
+    If `missing` of the result is not empty, the shipped rules decided because constants of the cost
+    model are missing: calibrate, and choose again.
 
-    Returns
-    -------
-    Candidate
-        The candidate.  If its `missing` is not empty, the shipped rules decided because
-        constants of the cost model are missing: calibrate, and choose again.
-
-    Raises
-    ------
-    UnknownName
-        If the algorithm does not exist.
-    Unsupported
-        If it cannot serve this call; the message names those that can.
+    Raises UnknownName, or Unsupported: then the message names those that can serve this call.
     """
     call = candidates.call
     if call.on_device and algorithm in ("auto", NATIVE):
@@ -491,9 +408,8 @@ def _tuned(candidates: Candidates, estimates: Estimates | None) -> tuple[Candida
     call = candidates.call
     if estimates is None or estimates.table is None:
         return None, ""
-    entry, without = estimates.entry(
-        call, memory_of(call.collective != "barrier" and candidates.can(SYMMETRIC))
-    )
+    in_symmetric = call.collective != "barrier" and candidates.can(SYMMETRIC)
+    entry, without = estimates.entry(call, MEMORIES[in_symmetric])
     if entry is None:
         return None, without
     rule = entry.at(candidates.nbytes)
@@ -531,9 +447,9 @@ def _predicted(
 ) -> tuple[Candidate | None, tuple[str, ...]]:
     """Return the fastest candidate by the cost model, and the constants to be measured first.
 
-    The candidate is None if the model does not decide.  The constants are those that are not
-    measured yet; empty if the model would not decide with them either.  `rule` is the shipped rule
-    that holds: if it chooses shared memory, one level and two are not compared.
+    The candidate is None if the model does not decide; there are no constants if it would not with
+    them either.  If the shipped rule that holds chooses shared memory, one level and two are not
+    compared.
     """
     call, groups, missing = candidates.call, candidates.means.groups, estimates.missing
     if call.uneven_alltoall or (estimates.model is None and not missing):
@@ -562,7 +478,7 @@ def _two_levels(candidates: Candidates) -> list[Rival]:
     place = Place(call.size, len(means.groups), means.crowded)
 
     def fitting(rules: list[Rule], place: Place) -> list[Choice]:
-        """Return the rules' algorithms that can serve the call; first those whose rule holds."""
+        # The rules' algorithms that can serve the call, first those whose rule holds.
         ordered = sorted(rules, key=lambda rule: not rule.holds(call.nbytes, place))
         names = dict.fromkeys(rule.choose for rule in ordered)
         return [choice for name in names if (choice := candidates.algorithm(name)) is not None]
@@ -582,10 +498,9 @@ def _two_levels(candidates: Candidates) -> list[Rival]:
 
 
 def _one_level(candidates: Candidates, rule: Rule | None) -> list[Rival]:
-    """Return the rivals of which the cost model chooses where native cannot serve the call.
+    """Return the executors in shared memory and the rules' algorithms that can serve the call.
 
-    These are the executors in shared memory and the rules' algorithms that can; none if native or
-    symmetric memory can serve it.
+    Of these the cost model chooses; none if native or symmetric memory can serve it.
     """
     call, means = candidates.call, candidates.means
     if candidates.can(NATIVE) or candidates.can(SYMMETRIC):

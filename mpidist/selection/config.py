@@ -368,13 +368,7 @@ class CollectiveConfig(Steering):
 
 
 def switch(variable: str, environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return the setting of a variable of the environment that is 0 or 1; None if it is unset.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither.
-    """
+    """Return the setting of a variable that is 0 or 1, None if unset; ConfigError if neither."""
     text = environ.get(variable, "").strip()
     if text not in ("", "0", "1"):
         raise ConfigError(f"{variable}={text!r}: expected 0 or 1")

@@ -16,43 +16,26 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, Sharing, cost
 from ..schedule.registry import GENERATION, Choice, Groups
 from .segmentation import Segmentation
-from .tuning import PRIVATE, SYMMETRIC, Key, TuningEntry, TuningTable, kind_for
+from .tuning import Key, TuningEntry, TuningTable, kind_for
 
 MOST_RANKS = 16  # above, simulating a schedule takes too long for a call to wait
 _MOST_PIECES = 16
 
 
-def scaled_down(groups: Groups) -> Groups:
-    """Return the ranks of each node of a smaller communicator: at most four nodes and 16 ranks.
-
-    Examples
-    --------
-    >>> many = tuple(tuple(range(9 * k, 9 * k + 9)) for k in range(8))
-    >>> [len(group) for group in scaled_down(many)]
-    [4, 4, 4, 4]
-    """
+def _fewer(groups: Groups) -> Groups:
+    """Return the ranks of each node of a smaller communicator: at most four nodes and 16 ranks."""
     nodes = min(len(groups), 4)
     each = min(max(map(len, groups)), MOST_RANKS // nodes)
     return tuple(tuple(range(each * k, each * k + each)) for k in range(nodes))
 
 
 class Model:
-    """Predictions of times by the cost model, each of which is computed once.
-
-    Parameters
-    ----------
-    calibration : Calibration
-        The constants of the cost model.
-    groups : tuple of tuple of int
-        The ranks of each node.
-    pipelining : Segmentation
-        The settings by which long blocks are cut into segments, as in a real run.
-    """
+    """Predictions of times by the cost model, each of which is computed once."""
 
     def __init__(self, calibration: Calibration, groups: Groups, pipelining: Segmentation):
         self.calibration, self.groups = calibration, groups
         self._size = sum(map(len, groups))
-        self.small = groups if self._size <= MOST_RANKS else scaled_down(groups)
+        self.small = groups if self._size <= MOST_RANKS else _fewer(groups)
         self._pipelining = pipelining
         self._known: dict[tuple[str, str, int], float | None] = {}
 
@@ -61,9 +44,8 @@ class Model:
     ) -> float | None:
         """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
 
-        None for more than 16 ranks, for which `few` gives the time on fewer ranks and nodes (see
-        :func:`scaled_down`), or if the schedule cannot be simulated.  Blocks are simulated in at
-        most 16 segments.
+        None for more than 16 ranks, for which `few` gives the time on fewer ranks and nodes, or if
+        the schedule cannot be simulated.  Blocks are simulated in at most 16 segments.
         """
         if self._size > MOST_RANKS and not few:
             return None
@@ -106,32 +88,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The cost model's constants of one communicator: a message of n bytes takes α + nβ.
+    """The cost model's constants of one communicator: a message of n bytes takes α + nβ seconds.
 
-    Attributes
-    ----------
-    alpha : float
-        Seconds per empty message, one way.
-    beta : float
-        Seconds per byte sent.
-    gamma : float
-        Seconds per byte combined.
-    far_alpha, far_beta : float or None
-        α and β between nodes; None if they were not measured separately.
-    mapped : Sharing or None
-        Memory that the ranks of a node map, symmetric arrays and slots; None if it was not
-        measured, and schedules in it have no times.
-    published : Sharing or None
-        Memory of other processes, which ranks read by system calls; None as for `mapped`.
+    Schedules in a memory that was not measured (None) have no times.
     """
 
-    alpha: float
-    beta: float
-    gamma: float
-    far_alpha: float | None = None
+    alpha: float  # per message
+    beta: float  # per byte sent
+    gamma: float  # per byte combined
+    far_alpha: float | None = None  # between nodes, if that was measured separately
     far_beta: float | None = None
-    mapped: Sharing | None = None
-    published: Sharing | None = None
+    mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays and slots
+    published: Sharing | None = None  # memory of other processes, read by system calls
 
     def sharing(self, memory: str) -> Sharing | None:
         """Return the constants of a memory of a node, by its name in schedules."""
@@ -148,34 +116,19 @@ alternate from launch to launch, because their bits may differ.
 
 @dataclass(frozen=True)
 class Rival:
-    """One of the candidates of which the cost model chooses the cheapest.
+    """One of the candidates of which the cost model chooses the cheapest."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the executor or algorithm.
-    choices : list of Choice
-        Its schedules; it is assumed to take as long as the fastest of them.
-    prior : bool
-        Whether the shipped rules name it, so that another one must be clearly faster.
-    meets : Choice or None
-        The barrier in which the ranks meet before it, if they do.
-    """
-
-    name: str
-    choices: list[Choice]
-    prior: bool = False
-    meets: Choice | None = None
+    name: str  # of an executor or algorithm
+    choices: list[Choice]  # it is assumed to take as long as the fastest of these schedules
+    prior: bool = False  # whether the rules name it, so that another one must be clearly faster
+    meets: Choice | None = None  # the barrier in which the ranks meet before it, if they do
 
 
 @lru_cache(maxsize=64)
 def _model(
     calibration: Calibration, groups: Groups, pipelining: Segmentation, generation: int
 ) -> Model:
-    """Return one model for all communicators of the same shape: a prediction takes milliseconds.
-
-    `generation` is that of the registered algorithms.
-    """
+    """Return one model for all communicators of the same shape: a prediction takes milliseconds."""
     return Model(calibration, groups, pipelining)
 
 
@@ -189,20 +142,8 @@ _USUAL = Segmentation()
 class Estimates:
     """Estimates of a communicator's times, equal on all ranks, which have the same data.
 
-    Parameters
-    ----------
-    library : str
-        The MPI library and its version, as in tuning tables.
-    groups : tuple of tuple of int
-        The ranks of each node.
-    calibrates : bool
-        Whether the cost model's constants may be measured.
-    calibration : Calibration, optional
-        The constants, if they are known.
-    tuning : TuningTable, optional
-        The tuning table; it is not used if it was measured for other communicators.
-    pipelining : Segmentation
-        The settings by which long blocks are cut into segments.
+    `library` is named as in tuning tables; a table for other communicators is not used.  With
+    `calibrates`, the cost model's constants may be measured.
     """
 
     def __init__(
@@ -221,7 +162,7 @@ class Estimates:
         self.calibration, self.model = calibration, None  # type: Calibration | None, Model | None
         if calibration is not None:
             self.learn(calibration)
-        self.mute = tuning and tuning.why_not(library, self.ranks_per_node)
+        self.unfit = tuning and tuning.why_not(library, self.ranks_per_node)
 
     def learn(self, calibration: Calibration) -> None:
         """Set the constants of the cost model."""
@@ -233,16 +174,13 @@ class Estimates:
         """Whether the constants will be measured once a choice needs them."""
         return self.calibrates and self.calibration is None
 
-    def tell(self, rank: int) -> None:
-        """Log a warning on rank 0 if the tuning table is not for this communicator.
-
-        Only the first communicator with a table does so; sub-communicators share the table.
-        """
-        if self.table is None or self.table.told:
+    def warn(self, rank: int) -> None:
+        """Log a warning on rank 0 if the tuning table is not for this communicator."""
+        if self.table is None or self.table.checked:
             return
-        self.table.told = True  # sub-communicators share the table, which need not apply to them
-        if rank == 0 and self.mute:
-            log.warning("%s; the shipped rules choose", self.mute)
+        self.table.checked = True  # sub-communicators share the table, which need not fit them
+        if rank == 0 and self.unfit:
+            log.warning("%s; the shipped rules choose", self.unfit)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -257,12 +195,12 @@ class Estimates:
     def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
         """Return (the tuning table's entry for a call, ""), or (None, why there is none).
 
-        Without a table the reason is "".  `memory` is the result of :func:`memory_of`.
+        Without a table the reason is "".
         """
         if self.table is None:
             return None, ""
-        if self.mute:
-            return None, self.mute
+        if self.unfit:
+            return None, self.unfit
         if call.uneven_alltoall:
             return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
         if call.op is not None and not call.op.builtin:
@@ -275,7 +213,7 @@ class Estimates:
         return found, ""
 
     def key(self, kind: str, collective: str, memory: str) -> Key:
-        """Return the tuning table's key for calls of this communicator: see :class:`Key`."""
+        """Return the tuning table's key for calls of this communicator."""
         return Key(self.library, self.ranks_per_node, kind, collective, memory)
 
     # -- predicted times ------------------------------------------------------------------------
@@ -307,15 +245,12 @@ class Estimates:
         told = ", ".join(label for *_, label, _ in found)
         if least > min(seconds for _, seconds, *_ in found):
             told += f"; the rules name {name}, and nothing is clearly faster"
-        few = f" ({self.scaled_down})" if linked and self.scaled_down else ""
+        few = f" ({self.simulated})" if linked and self.simulated else ""
         links = " with the measured links" if linked else ""
         return name, f"cost model{links}: {told}{few}"
 
     def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
-        """Return an algorithm's time in seconds by the cost model; None if it is unknown.
-
-        `few` is that of :meth:`Model.seconds`.
-        """
+        """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""
         if self.model is None or call.uneven_alltoall:
             return None
         return self.model.seconds(call.collective, choice, call.nbytes, few)
@@ -326,17 +261,9 @@ class Estimates:
         return self.calibration is not None and self.calibration.far_alpha is not None
 
     @property
-    def scaled_down(self) -> str:
-        """Text of the ranks simulated in place of all, such as "of 16 ranks on 4 nodes".
-
-        Empty if all ranks are simulated, or the cost model's constants are unknown.
-        """
+    def simulated(self) -> str:
+        """Text of the ranks simulated in place of all, such as "of 16 ranks on 4 nodes"; or ""."""
         if self.model is None or self.model.small == self.groups:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
-
-
-def memory_of(symmetric: bool) -> str:
-    """Return the name of a kind of memory in tuning tables: "symmetric" or "private"."""
-    return SYMMETRIC if symmetric else PRIVATE

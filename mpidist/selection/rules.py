@@ -19,62 +19,28 @@ ANY = math.inf
 
 @dataclass(frozen=True)
 class Place:
-    """The facts about a communicator that rules depend on.
+    """The facts about a communicator, and a call, that rules depend on."""
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    nodes : int
-        Number of nodes.
-    crowded : bool
-        Whether there are more ranks than cores.
-    vendor : str
-        Name of the MPI library without its version; empty without MPI.
-    native : bool
-        Whether a collective of the MPI library can serve the call.
-    """
-
-    size: int
+    size: int  # number of ranks
     nodes: int = 1
-    crowded: bool = False
-    vendor: str = ""
-    native: bool = True
+    crowded: bool = False  # whether there are more ranks than cores
+    vendor: str = ""  # the MPI library without its version; empty without MPI
+    native: bool = True  # whether a collective of the MPI library can serve the call
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: choose an executor or algorithm for a range of bytes; None: in either case.
+    """A rule: choose an executor or algorithm for a range of bytes; None: in either case."""
 
-    Attributes
-    ----------
-    choose : str
-        Name of the executor or algorithm.
-    start, below : float
-        Bytes from which the rule holds, and below which; infinity for no end.
-    vendor : {"MPICH", "not MPICH"} or None
-        The MPI library.
-    crowded : bool or None
-        Whether there are more ranks than cores.
-    nodes : tuple of (float, float)
-        Smallest and largest number of nodes.
-    ranks : float
-        Largest number of ranks.
-    native : bool or None
-        Whether a collective of the MPI library can serve the call, too.
-    shared : bool
-        Whether it needs ranks that share a node.
-    """
-
-    choose: str
-    start: float = 0
-    below: float = ANY
-    vendor: str | None = None
+    choose: str  # name of the executor or algorithm
+    start: float = 0  # bytes from which the rule holds,
+    below: float = ANY  # and below which
+    vendor: str | None = None  # MPICH or NOT_MPICH
     crowded: bool | None = None
-    nodes: tuple[float, float] = (1, ANY)
-    ranks: float = ANY
-    native: bool | None = None
-    shared: bool = False
+    nodes: tuple[float, float] = (1, ANY)  # smallest and largest number of nodes
+    ranks: float = ANY  # largest number of ranks
+    native: bool | None = None  # whether a collective of the MPI library can serve the call, too
+    shared: bool = False  # whether it needs ranks that share a node
 
     def holds(self, nbytes: float, place: Place) -> bool:
         """Return whether the rule applies to a call of `nbytes`; infinity if the bytes differ."""

@@ -17,26 +17,16 @@ _SLOT_PIECE, _SLOT_PIECES = 64 << 10, 8
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The settings by which long blocks are cut into segments that are sent in a pipeline.
+    """The settings by which long blocks are cut into segments that are sent in a pipeline."""
 
-    Attributes
-    ----------
-    segment_bytes : int
-        Largest length of a segment in bytes; a longer block is cut into segments.
-    window : int
-        Number of segments in flight at a time; :meth:`of` changes it for hierarchical algorithms.
-    library : str
-        Name and version of the MPI library, which affects the number of segments in flight.
-    """
-
-    segment_bytes: int = 1 << 20
-    window: int = 4
-    library: str = ""
+    segment_bytes: int = 1 << 20  # the longest segment
+    window: int = 4  # segments in flight; `of` changes it for hierarchical algorithms
+    library: str = ""  # name and version of the MPI library, on which the window depends
 
     def of(
         self, algorithm: Algorithm, size: int, nodes: int, blocks: int, largest: int
     ) -> tuple[int, int]:
-        """Return the number of segments of each block, and the number of segments in flight.
+        """Return the number of segments of each block, `largest` in bytes, and of those in flight.
 
         Algorithms with a block per rank are not segmented, except for blocks too long for one
         message: their rounds overlap already (ring, 4 MB, 2 ranks: whole 0.60 ms, in segments
@@ -51,17 +41,6 @@ class Segmentation:
 
         In shared memory, data that only move go through slots in pieces: a rank writes one while
         others read the one before (broadcast of 1 MiB, 2 ranks: 0.75 of the time in one piece).
-
-        Parameters
-        ----------
-        algorithm : Algorithm
-            The algorithm.
-        size, nodes : int
-            Number of ranks, and of nodes.
-        blocks : int
-            Number of blocks that the algorithm cuts the data into.
-        largest : int
-            Bytes of the longest block.
         """
         limit, window = self.segment_bytes, self.window
         if algorithm.memory is not None:

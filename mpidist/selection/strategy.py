@@ -92,14 +92,7 @@ class Strategy(str):
 
 
 def strategy_for(collective: str, text: str, argument: str) -> Strategy:
-    """Return the strategy that `text` names for `collective`.
-
-    Raises
-    ------
-    ConfigError
-        If the strategy does not exist or is not allowed for the collective; the message names
-        `argument`, the field of the configuration.
-    """
+    """Return the strategy that `text` names; a ConfigError names the configuration's field."""
     try:
         strategy = Strategy(text)
     except ConfigError as error:

@@ -29,10 +29,7 @@ Times = Mapping[int, Mapping[str, float]]
 
 
 def kind_for(call: Call) -> str:
-    """Return the kind of dtype that a call's time depends on, one of :data:`KINDS`.
-
-    It is "any" for a collective without a reduction.
-    """
+    """Return the kind of dtype that a call's time depends on, one of :data:`KINDS`."""
     if call.op is None:
         return "any"
     kind = kind_of(call.dtype)
@@ -41,46 +38,22 @@ def kind_for(call: Call) -> str:
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The key of an entry: the communicator and the kind of call that it was measured for.
+    """The key of an entry: the communicator and the kind of call that it was measured for."""
 
-    Attributes
-    ----------
-    library : str
-        The MPI library and its version.
-    ranks_per_node : tuple of int
-        Number of ranks on each node.
-    kind : str
-        Kind of dtype, one of :data:`KINDS`.
-    collective : str
-        Name of the collective.
-    memory : str
-        Kind of memory of the arrays, one of :data:`MEMORIES`.
-    """
-
-    library: str
+    library: str  # the MPI library and its version
     ranks_per_node: tuple[int, ...]
-    kind: str
+    kind: str  # of dtype, one of KINDS
     collective: str
-    memory: str
+    memory: str  # of the arrays, one of MEMORIES
 
 
 @dataclass(frozen=True)
 class TuningEntry:
-    """The fastest candidates for one key by number of bytes, with measured times.
-
-    Attributes
-    ----------
-    key : Key
-        The communicator and the kind of call.
-    rules : tuple of Rule
-        The candidates by number of bytes, ascending from 0 bytes, without gaps.
-    times : mapping
-        ``times[nbytes][name]`` are seconds; candidates that were much slower may be missing.
-    """
+    """The fastest candidates for one key by number of bytes, with measured times."""
 
     key: Key
-    rules: tuple[Rule, ...]
-    times: Times
+    rules: tuple[Rule, ...]  # ascending from 0 bytes, without gaps
+    times: Times  # times[nbytes][name] in seconds; much slower candidates may be missing
 
     @classmethod
     def from_points(cls, key: Key, chosen: Mapping[int, str], times: Times) -> TuningEntry:
@@ -99,17 +72,11 @@ class TuningEntry:
         return cls(key, rules_of(choose), times)
 
     def at(self, nbytes: int) -> Rule:
-        """Return the rule for `nbytes`.
-
-        Beyond the smallest and largest measured size it is that of the nearest one.
-        """
+        """Return the rule for `nbytes`; beyond the measured sizes it is that of the nearest one."""
         return next(rule for rule in self.rules if nbytes < rule.below)
 
     def seconds(self, candidate: str, nbytes: int) -> float | None:
-        """Return the time of a candidate in seconds, interpolated on logarithmic axes.
-
-        None outside of the sizes at which it was measured.
-        """
+        """Return the time of a candidate, interpolated on logarithmic axes; None beyond them."""
         known = sorted(
             (size, times[candidate]) for size, times in self.times.items() if candidate in times
         )
@@ -166,7 +133,7 @@ class TuningTable:
     ):
         self.entries = {entry.key: entry for entry in entries}
         self.about, self.source = dict(about or {}), source
-        self.told = False  # whether a communicator has checked, and logged, that it applies
+        self.checked = False  # whether a communicator has checked, and logged, that it applies
 
     def find(self, key: Key) -> TuningEntry | None:
         """Return the entry of a key, or None."""
