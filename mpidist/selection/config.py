@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import ConfigError, UnknownName
 from ..foreign import read_json
@@ -22,21 +22,133 @@ OPEN = {
     "reduce": ("direct", "binomial"),
     "broadcast": ("direct", "binomial"),
 }
-Config = TypeVar("Config", bound="Steering")
 
 
-class Steering:
-    """The methods of :class:`CollectiveConfig` that choose an algorithm by its fields."""
+ENVIRONMENT_PREFIX = "MPIDIST_"
 
-    num_devices: int
-    num_nodes: int | None
-    local_allreduce: str
-    tree_threshold_bytes: int
-    tree_arity: int
-    given: frozenset[str]
 
-    def __init__(self, **values: Any):
-        raise NotImplementedError("CollectiveConfig defines the fields")
+def _remember_given(cls: type) -> type:
+    """Make ``cls.__init__`` record which fields the user gave: only these steer ``auto``."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def remembering(self: Any, **values: Any) -> None:
+        object.__setattr__(self, "given", frozenset(values))
+        init(self, **values)
+
+    cls.__init__ = remembering  # type: ignore[misc]
+    return cls
+
+
+@_remember_given
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig:
+    """The user's settings for collectives; immutable, and validated on construction.
+
+    A field that was given, even with the value of its default, steers ``algorithm="auto"``; a
+    default does not.  Strategies are written as in :class:`~mpidist.selection.strategy.Strategy`.
+
+    Parameters
+    ----------
+    num_devices : int
+        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``
+        ranks.
+    local_allreduce, local_reduce, local_broadcast : str
+        Strategies of a single level, or inside the nodes if there are two levels.
+    num_nodes : int or None
+        Number of nodes; if given, collectives have two levels, and all `global_` strategies must
+        be given.
+    global_allreduce, global_reduce, global_broadcast : str or None
+        Strategies between the nodes.
+    tree_threshold_bytes : int
+        Size in bytes below which a tree is preferred over a ring.
+    tree_arity : int
+        Arity, ≥ 2, of a tree whose strategy does not include one.
+    timeout : float or None
+        Deadline of every wait in seconds; None waits forever.
+
+    Attributes
+    ----------
+    given : frozenset of str
+        The fields that the user set.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not allowed or the fields contradict each other.
+
+    Notes
+    -----
+    Fields, defaults and ``select_allreduce`` are those of ``CollectiveConfig`` in the Rust crate
+    pmetal-distributed, where the timeout and the global strategies were accepted but never used.
+    What it names centralized and direct is ``"linear"``, as everywhere in mpidist.
+    """
+
+    num_devices: int = 1
+    local_allreduce: str = Strategy("auto")
+    local_reduce: str = Strategy("auto")
+    local_broadcast: str = Strategy("auto")
+    num_nodes: int | None = None
+    global_allreduce: str | None = None
+    global_reduce: str | None = None
+    global_broadcast: str | None = None
+    tree_threshold_bytes: int = 1 << 20
+    tree_arity: int = 2
+    timeout: float | None = 60.0
+    given: frozenset[str] = field(init=False, repr=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        for level in LEVELS:
+            for collective in ALLOWED:
+                name = f"{level}_{collective}"
+                text = getattr(self, name)
+                if text is not None or level == "local":
+                    object.__setattr__(self, name, strategy_for(collective, text, name))
+        self.validate()
+
+    @classmethod
+    def single_node(cls, num_devices: int) -> CollectiveConfig:
+        """Return a configuration of `num_devices` ranks on one node, with allreduce by a ring."""
+        return cls(num_devices=num_devices, local_allreduce="ring")
+
+    @classmethod
+    def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
+        """Return a configuration of `num_devices` ranks on each of `num_nodes` nodes.
+
+        Allreduce is by binary trees inside the nodes and a ring between them; reduce and broadcast
+        are by binary trees between the nodes.
+        """
+        return cls(
+            num_devices=num_devices,
+            num_nodes=num_nodes,
+            local_allreduce="tree:2",
+            global_allreduce="ring",
+            global_reduce="tree:2",
+            global_broadcast="tree:2",
+        )
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value is not allowed; called on construction."""
+        _check_number("num_devices", self.num_devices, 1)
+        _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
+        _check_number("tree_arity", self.tree_arity, 2)
+        if self.num_nodes is not None:
+            _check_number("num_nodes", self.num_nodes, 1)
+            missing = [n for c in ALLOWED if getattr(self, n := f"global_{c}") is None]
+            if missing:
+                names = ", ".join(missing)
+                raise ConfigError(
+                    f"num_nodes={self.num_nodes} needs all global strategies; missing: {names}"
+                )
+        wait = self.timeout
+        number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+        if wait is not None and not (number and wait > 0):
+            raise ConfigError(f"timeout={wait!r}: expected seconds > 0, or None to wait forever")
+
+    def replace(self, **changes: Any) -> CollectiveConfig:
+        """Return a copy with `changes`, which count as set by the user."""
+        _check_known(changes)
+        return CollectiveConfig(**{**{n: getattr(self, n) for n in self.given}, **changes})
 
     def check_size(self, size: int, rank: int | None = None) -> None:
         """Raise ConfigError unless `num_devices` and `num_nodes` fit `size` ranks."""
@@ -172,7 +284,7 @@ class Steering:
         parts = (p if p != "auto" else o for p, o in zip((local, across), OPEN[collective]))
         return "/".join((kind, *parts))
 
-    def at_level(self: Config, which: str) -> Config:
+    def at_level(self, which: str) -> CollectiveConfig:
         """Return a single-level configuration with the strategies inside or between the nodes.
 
         Parameters
@@ -187,7 +299,7 @@ class Steering:
             name = f"{which}_{collective}"
             if name in self.given and getattr(self, name) is not None:
                 kept[f"local_{collective}"] = getattr(self, name)
-        return type(self)(**kept)
+        return CollectiveConfig(**kept)
 
     def level(self, collective: str, which: str, nbytes: int, size: int) -> str:
         """Return the algorithm for one of the two levels; ``"auto"`` if the user has not set it.
@@ -202,133 +314,6 @@ class Steering:
             Bytes of the whole buffer, and number of ranks on that level.
         """
         return self.at_level(which).steering(collective, nbytes, size) or "auto"
-
-
-ENVIRONMENT_PREFIX = "MPIDIST_"
-
-
-def _remember_given(cls: type) -> type:
-    """Make ``cls.__init__`` record which fields the user gave: only these steer ``auto``."""
-    init = cls.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def remembering(self: Any, **values: Any) -> None:
-        object.__setattr__(self, "given", frozenset(values))
-        init(self, **values)
-
-    cls.__init__ = remembering  # type: ignore[misc]
-    return cls
-
-
-@_remember_given
-@dataclass(frozen=True, kw_only=True)
-class CollectiveConfig(Steering):
-    """The user's settings for collectives; immutable, and validated on construction.
-
-    A field that was given, even with the value of its default, steers ``algorithm="auto"``; a
-    default does not.  Strategies are written as in :class:`~mpidist.selection.strategy.Strategy`.
-
-    Parameters
-    ----------
-    num_devices : int
-        Ranks on each node.  If given, a communicator must have ``num_devices * (num_nodes or 1)``
-        ranks.
-    local_allreduce, local_reduce, local_broadcast : str
-        Strategies of a single level, or inside the nodes if there are two levels.
-    num_nodes : int or None
-        Number of nodes; if given, collectives have two levels, and all `global_` strategies must
-        be given.
-    global_allreduce, global_reduce, global_broadcast : str or None
-        Strategies between the nodes.
-    tree_threshold_bytes : int
-        Size in bytes below which a tree is preferred over a ring.
-    tree_arity : int
-        Arity, ≥ 2, of a tree whose strategy does not include one.
-    timeout : float or None
-        Deadline of every wait in seconds; None waits forever.
-
-    Attributes
-    ----------
-    given : frozenset of str
-        The fields that the user set.
-
-    Raises
-    ------
-    ConfigError
-        If a value is not allowed or the fields contradict each other.
-
-    Notes
-    -----
-    Fields, defaults and ``select_allreduce`` are those of ``CollectiveConfig`` in the Rust crate
-    pmetal-distributed, where the timeout and the global strategies were accepted but never used.
-    What it names centralized and direct is ``"linear"``, as everywhere in mpidist.
-    """
-
-    num_devices: int = 1
-    local_allreduce: str = Strategy("auto")
-    local_reduce: str = Strategy("auto")
-    local_broadcast: str = Strategy("auto")
-    num_nodes: int | None = None
-    global_allreduce: str | None = None
-    global_reduce: str | None = None
-    global_broadcast: str | None = None
-    tree_threshold_bytes: int = 1 << 20
-    tree_arity: int = 2
-    timeout: float | None = 60.0
-    given: frozenset[str] = field(init=False, repr=False, default=frozenset())
-
-    def __post_init__(self) -> None:
-        for level in LEVELS:
-            for collective in ALLOWED:
-                name = f"{level}_{collective}"
-                text = getattr(self, name)
-                if text is not None or level == "local":
-                    object.__setattr__(self, name, strategy_for(collective, text, name))
-        self.validate()
-
-    @classmethod
-    def single_node(cls, num_devices: int) -> CollectiveConfig:
-        """Return a configuration of `num_devices` ranks on one node, with allreduce by a ring."""
-        return cls(num_devices=num_devices, local_allreduce="ring")
-
-    @classmethod
-    def multi_node(cls, num_devices: int, num_nodes: int) -> CollectiveConfig:
-        """Return a configuration of `num_devices` ranks on each of `num_nodes` nodes.
-
-        Allreduce is by binary trees inside the nodes and a ring between them; reduce and broadcast
-        are by binary trees between the nodes.
-        """
-        return cls(
-            num_devices=num_devices,
-            num_nodes=num_nodes,
-            local_allreduce="tree:2",
-            global_allreduce="ring",
-            global_reduce="tree:2",
-            global_broadcast="tree:2",
-        )
-
-    def validate(self) -> None:
-        """Raise ConfigError if a value is not allowed; called on construction."""
-        _check_number("num_devices", self.num_devices, 1)
-        _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
-        _check_number("tree_arity", self.tree_arity, 2)
-        if self.num_nodes is not None:
-            _check_number("num_nodes", self.num_nodes, 1)
-            missing = [n for c in ALLOWED if getattr(self, n := f"global_{c}") is None]
-            if missing:
-                names = ", ".join(missing)
-                raise ConfigError(
-                    f"num_nodes={self.num_nodes} needs all global strategies; missing: {names}"
-                )
-        wait = self.timeout
-        number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
-        if wait is not None and not (number and wait > 0):
-            raise ConfigError(f"timeout={wait!r}: expected seconds > 0, or None to wait forever")
-
-    def replace(self, **changes: Any) -> CollectiveConfig:
-        """Return a copy with `changes`, which count as set by the user."""
-        _check_known(changes)
-        return CollectiveConfig(**{**{n: getattr(self, n) for n in self.given}, **changes})
 
     def to_json(self) -> str:
         """Return the fields that were set, and only these, as a JSON object."""
