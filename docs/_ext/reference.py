@@ -50,7 +50,7 @@ def settings_table() -> str:
 
 def shared_table() -> str:
     """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
-    from mpidist.selection.rules import RULES, ranges_of
+    from mpidist.selection.rules import RULES
     from mpidist.shared_memory import NEEDS
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
@@ -60,7 +60,7 @@ def shared_table() -> str:
         starts = [
             _bytes(start)
             for crowded in (False, True)
-            for start, _ in ranges_of("symmetric", collective, "", crowded)
+            for start, _ in _ranges("symmetric", collective, "", crowded)
         ]
         if starts:
             lines += row(collective, need, *starts)
@@ -69,18 +69,30 @@ def shared_table() -> str:
 
 def ranges_table(executor: str) -> str:
     """Give, by collective, the bytes for which "auto" takes an executor of private arrays."""
-    from mpidist.selection.rules import RULES, ranges_of
+    from mpidist.selection.rules import RULES
 
     cases = [(library, crowded) for library in ("Open MPI", "MPICH") for crowded in (False, True)]
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 20 20 20 20", ""]
     heads = [library + ", ranks > cores" * crowded for library, crowded in cases]
     lines += row("collective", *heads)
     for collective in RULES:
-        ranges = [next(ranges_of(executor, collective, *case), None) for case in cases]
+        ranges = [next(_ranges(executor, collective, *case), None) for case in cases]
         if any(ranges):
             shown = ("—" if found is None else _range(*found) for found in ranges)
             lines += row(collective, *shown)
     return "\n".join(lines) + "\n"
+
+
+def _ranges(
+    executor: str, collective: str, vendor: str, crowded: bool
+) -> Iterator[tuple[float, float]]:
+    """Yield (start, below) of each shipped rule that chooses an executor on one node."""
+    from mpidist.selection.rules import RULES, Place
+
+    place = Place(2, 1, crowded, vendor)
+    for rule in RULES[collective]:
+        if rule.choose == executor and rule.at(place):
+            yield rule.start, rule.below
 
 
 def _range(first: float, below: float) -> str:

@@ -28,6 +28,14 @@ class Memory:
     writes: frozenset[str] = frozenset()
     scratch: tuple[str, ...] = ()
 
+    def why_not(self, does: str, buffer: str) -> str | None:
+        """Return why other ranks may not "read" or "write" (`does`) a buffer; None if they may."""
+        allowed = self.reads if does == "read" else self.writes
+        if buffer in allowed:
+            return None
+        what = ", ".join(sorted(map(repr, allowed))) or "no buffer"
+        return f"in {self.name!r} memory others may {does} {what}"
+
     @property
     def buffers(self) -> tuple[str, ...]:
         """The names of all buffers."""

@@ -116,11 +116,11 @@ class OneSided:
                 source = step.peer
             else:
                 target = step.peer
-                self._check_reach(strand, step.target, step.peer, "write", self.memory.writes)
+                self._check_reach(strand, step.target, step.peer, "write")
         self._check_lengths(strand, here, there)
         self._check_buffers(strand, (step.source, step.target))
         if source != rank:
-            self._check_reach(strand, step.source, source, "read", self.memory.reads)
+            self._check_reach(strand, step.source, source, "read")
         own = isinstance(step, Copy) and step.source == "in" and step.target == "out"
         for a, b in zip(here, there):
             if source == rank:
@@ -148,7 +148,7 @@ class OneSided:
         if not self._near[rank].issuperset(others):
             raise self._not_near(strand, min(set(others) - self._near[rank], key=str), step)
         if others:
-            self._check_reach(strand, step.source, others[0], "read", self.memory.reads)
+            self._check_reach(strand, step.source, others[0], "read")
         self._check_buffers(strand, (step.source, step.target, step.own or step.source))
         here, there = self._blocks(step.blocks, step.to)
         self._check_lengths(strand, here, there)
@@ -202,15 +202,10 @@ class OneSided:
             return strand.error(f"{type(step).__name__} names this rank as its peer; use Copy")
         return strand.error(f"reaches the memory of rank {peer}, which is on another node")
 
-    def _check_reach(
-        self, strand: Strand, buffer: str, peer: int, does: str, allowed: frozenset[str]
-    ) -> None:
-        if buffer not in allowed:
-            what = ", ".join(sorted(map(repr, allowed))) or "no buffer"
-            raise strand.error(
-                f"{does}s {buffer!r} of rank {peer}; in {self.memory.name!r} memory others may "
-                f"{does} {what}"
-            )
+    def _check_reach(self, strand: Strand, buffer: str, peer: int, does: str) -> None:
+        reason = self.memory.why_not(does, buffer)
+        if reason:
+            raise strand.error(f"{does}s {buffer!r} of rank {peer}; {reason}")
 
     def _check_clashes(
         self, strand: Strand, reads: dict[Place, int], writes: list[tuple[int, Place, int, bool]]

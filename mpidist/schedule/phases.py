@@ -198,19 +198,12 @@ def _check_reach(rank: int, step: Step, memory: Memory) -> None:
     """Raise if a step reads or writes a buffer of another rank that is not to be reached."""
     if isinstance(step, Meet):
         return
-    if isinstance(step, Put):
-        does, buffer, allowed = "write", step.target, memory.writes
-    else:
-        assert isinstance(step, (Get, Fold))
-        does, buffer, allowed = "read", step.source, memory.reads
+    assert isinstance(step, (Get, Put, Fold))
+    does, buffer = ("write", step.target) if isinstance(step, Put) else ("read", step.source)
     peers = step.peers if isinstance(step, Fold) else (step.peer,)
-    if buffer not in allowed and any(peer != rank for peer in peers):
-        what = ", ".join(sorted(map(repr, allowed))) or "no buffer"
-        raise ScheduleError(
-            f"{step!r} {does}s {buffer!r} of another rank; in {memory.name!r} memory others may "
-            f"{does} {what}",
-            rank=rank,
-        )
+    reason = memory.why_not(does, buffer)
+    if reason and any(peer != rank for peer in peers):
+        raise ScheduleError(f"{step!r} {does}s {buffer!r} of another rank; {reason}", rank=rank)
 
 
 def _flat(schedule: Schedule) -> Iterator[tuple[Step, ...]]:

@@ -77,7 +77,6 @@ def read(
     arity: int = 2,
     groups: Groups | None = None,
     segments: int = 1,
-    window: int | None = None,
 ) -> Reading:
     """Run a schedule on the prover's machine and return its messages and copies.
 
@@ -88,7 +87,7 @@ def read(
     if isinstance(choice, str):
         choice = find(collective, choice)
     known, machine = prepare(
-        collective, choice, size, root, arity=arity, groups=groups, segments=segments, window=window
+        collective, choice, size, root, arity=arity, groups=groups, segments=segments
     )
     machine.watch = _Recorder(machine, moves)
     proof = machine.run()

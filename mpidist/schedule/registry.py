@@ -101,13 +101,13 @@ class Algorithm(Registered):
         """The name in messages and listings: ``"collective name"``."""
         return f"{self.collective} {self.name}"
 
-    def unsupported(self, size: int, groups: Groups | None = None, **_: Any) -> str | None:
+    def unsupported(self, size: int, groups: Groups | None = None) -> str | None:
         """Return why the algorithm cannot serve this size and these groups, or None if it can."""
         if self.memory is not None and "groups" not in self.uses and groups and len(groups) > 1:
             return f"{len(groups)} nodes: expected one node, whose ranks share memory"
         return None if self.requires is None else self._ask(self.requires, size, groups)
 
-    def block_count(self, size: int, groups: Groups | None = None, **_: Any) -> int:
+    def block_count(self, size: int, groups: Groups | None = None) -> int:
         """Return the number of blocks that the data are cut into, for a number of ranks."""
         if self.blocks is None:
             return self.contract.default_blocks(size)

@@ -53,7 +53,7 @@ class Result:
 def groupings(size: int) -> list[Groups]:
     """Return the groupings of ranks by node that are proved."""
     every = tuple(range(size))
-    ways = [
+    found = [
         (every,),
         tuple(every[i : i + 2] for i in range(0, size, 2)),  # nodes of two ranks
         (every[: (size + 1) // 2], every[(size + 1) // 2 :]),
@@ -61,7 +61,7 @@ def groupings(size: int) -> list[Groups]:
         (every[::2], every[1::2]),
         tuple((rank,) for rank in every),
     ]
-    return list(dict.fromkeys(tuple(group for group in way if group) for way in ways))
+    return list(dict.fromkeys(tuple(filter(None, groups)) for groups in found))
 
 
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
@@ -154,8 +154,8 @@ def _prove_all(task: ProofTask) -> Result:
     """Return the result of a task; an error in a generator counts as a counter-example."""
     begin = time.perf_counter()
     algorithm = find(task.collective, task.name).algorithm
-    ways = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
-    served = [way for way in ways if algorithm.unsupported(task.size, groups=way) is None]
+    every = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
+    served = [groups for groups in every if algorithm.unsupported(task.size, groups) is None]
     cuts = _PIECES if "pieces" in algorithm.uses and task.size <= _EVERY_PAIR else (1,)
     proofs = messages = 0
     fault = None
@@ -187,7 +187,7 @@ def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]
     if that is served, else the last grouping.
     """
     ends = (0, task.size // 2, task.size - 1)
-    small = [way for way in served if len(way[0]) == 2] or served[-1:]
+    small = [groups for groups in served if len(groups[0]) == 2] or served[-1:]
     for root in task.roots:
         every = task.size <= _EVERY_PAIR or root in ends
         yield from ((root, groups) for groups in (served if every else small[:1]))

@@ -7,7 +7,6 @@ algorithm can serve it, is taken.  A tuning table's entry is such a list too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .names import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
@@ -82,16 +81,6 @@ def _size(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes:g} B"
-
-
-def ranges_of(
-    choose: str, collective: str, vendor: str, crowded: bool
-) -> Iterator[tuple[float, float]]:
-    """Yield (start, below) of each shipped rule that chooses an executor on one node."""
-    place = Place(2, 1, crowded, vendor)
-    for rule in RULES[collective]:
-        if rule.choose == choose and rule.at(place):
-            yield rule.start, rule.below
 
 
 # Arrays in symmetric memory.  Measured with Open MPI 5.0.11 and MPICH 5.0.2, on 2 and 4 ranks on 2
