@@ -12,7 +12,7 @@ from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, Estimates, Rival
-from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
+from .names import MPI, NATIVE, NCCL, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import MEMORIES, kind_for
 
@@ -225,7 +225,8 @@ class Chooser:
             return runners[0].why_not(call, choice, background)
 
         def schedules(name: str) -> Sequence[Choice]:
-            return listed.by_name[name].schedules(call.collective)
+            executor = listed.by_name.get(name)
+            return () if executor is None else executor.schedules(call.collective)
 
         required = self._required.get((algorithm, background), "") if call.on_device else ""
         facts = (self.groups, reasons, *self._facts)
@@ -305,17 +306,16 @@ class Candidates:
         if not candidate.can:
             return candidate
         if entry is not None:
-            times = [
-                entry.seconds(name, call.nbytes) for name in (candidate.name, f"{candidate.name}:2")
-            ]
+            names = (candidate.name, f"{candidate.name}:2")
+            times = [entry.seconds(name, call.nbytes) for name in names]
             seconds = next((s for s in times if s is not None), None)
             if seconds is not None:
                 return replace(candidate, seconds=seconds, basis=TABLE)
             least, most = min(entry.times), max(entry.times)
             if least <= call.nbytes <= most:
                 return candidate
-            range_ = f"{format_size(least)} to {format_size(most)}"
-            return replace(candidate, basis=f"none, as the tuning table was measured for {range_}")
+            sizes = f"{format_size(least)} to {format_size(most)}"
+            return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
         choice = candidate.choice
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
         known = [time for one in choices if (time := estimates.modelled(call, one)) is not None]
@@ -454,7 +454,7 @@ def _predicted(
     call, groups, missing = candidates.call, candidates.means.groups, estimates.missing
     if call.uneven_alltoall or (estimates.model is None and not missing):
         return None, ()
-    shared = rule is not None and rule.choose in (SYMMETRIC, STAGED, SINGLE_COPY)
+    shared = rule is not None and candidates.means.schedules(rule.choose)
     levels = [] if shared or groups != estimates.groups else _two_levels(candidates)
     linked = bool(levels) and estimates.knows_links
     rivals = levels if linked else _one_level(candidates, rule)
@@ -508,8 +508,8 @@ def _one_level(candidates: Candidates, rule: Rule | None) -> list[Rival]:
     rules = _by_messages(call.collective)
     if len(means.groups) > 1:
         rules += [rule for rule in RULES[call.collective] if rule.between_nodes]
-    shared = [name for name in (STAGED, SINGLE_COPY) if candidates.can(name)]
-    named = {name: [*means.schedules(name)] for name in shared}
+    every = {name: [*means.schedules(name)] for name in means.reasons}
+    named = {name: runs for name, runs in every.items() if runs and candidates.can(name)}
     for name in dict.fromkeys(rule.choose for rule in rules):
         choice = candidates.algorithm(name)
         if choice is not None:
