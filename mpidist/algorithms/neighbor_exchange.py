@@ -30,6 +30,8 @@ def allgather_neighbor_exchange(rank: int, size: int) -> Iterator[Round]:
     newest: list[int] = [pair, pair]
     yield Send(neighbours[0], rank), Recv(neighbours[0], neighbours[0])
     last = pair
+    # From each side come the pairs that its neighbour got in the round before: they are two ranks
+    # further on each time, to the right from one side and to the left from the other.
     for step in range(1, size // 2):
         turn = step % 2
         newest[turn] = (newest[turn] + (2 if turn == odd else -2)) % size

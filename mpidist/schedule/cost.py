@@ -163,6 +163,7 @@ class TimedMachine(Machine):
         return Cost(self.now, sum(sent), sent, between, read, stored, proof)
 
     def _drain(self) -> None:
+        # Time stands still while strands post what they can; then the next events happen at once.
         super()._drain()
         while self.queue or self.events:
             self._begin_messages()

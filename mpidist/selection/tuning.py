@@ -97,6 +97,8 @@ def rules_of(chosen: Sequence[tuple[int, str]]) -> tuple[Rule, ...]:
 
 
 def _crossing(low: int, high: int, before: str, after: str, times: Times) -> int:
+    # On logarithmic axes the times are straight lines, which cross where the gains at both ends
+    # say; in the middle if they do not.
     part, first, second = 0.5, times.get(low, {}), times.get(high, {})
     if all(candidate in at for candidate in (before, after) for at in (first, second)):
         ahead = math.log(first[after] / first[before])  # gain of `before` at the lower size

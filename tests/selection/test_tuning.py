@@ -356,6 +356,17 @@ def test_measured_links_decide_between_nodes(groups):
     assert chosen(None, call, means=means, calibration=slow).why.startswith("shipped rule")
 
 
+def test_an_executor_that_runs_schedules_is_a_rival():
+    """A new one, too: nothing but the executor itself says which."""
+    means = means_of(native="not today", xpmem=None)
+    runs = {"xpmem": [find("allreduce", "published")]}
+    means = replace(means, schedules=lambda name: runs.get(name, ()))
+    known = replace(KNOWN, published=Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20))
+    candidate = chosen(None, call_for(1 << 12), means=means, calibration=known)
+    assert candidate.name == "xpmem" and candidate.choice is None
+    assert candidate.why.startswith("cost model: xpmem (as published)")
+
+
 def test_predicted_times():
     model = Model(KNOWN, ((0, 1, 2, 3),), Segmentation())
     ring = find("allreduce", "ring")
