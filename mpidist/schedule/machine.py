@@ -192,7 +192,7 @@ class Machine:
             strand.number += 1
             rounds[rank] += 1
             if shared is not None and shared.checked(strand):
-                if self._waits(strand):
+                if self._waits(shared, strand):
                     return
                 self._finish_round(strand)
                 continue
@@ -204,14 +204,13 @@ class Machine:
             self._finish_round(strand)
         self._end(strand)
 
-    def _waits(self, strand: Strand) -> bool:
+    def _waits(self, shared: OneSided, strand: Strand) -> bool:
         """Begin a round in other ranks' memory; return whether the strand must wait in it."""
-        assert self.shared is not None
         step = strand.steps[0]
         if not isinstance(step, Meet):
             return self._delays(strand)
         strand.pending = 1
-        self.shared.meet(strand, step)
+        shared.meet(strand, step)
         return True
 
     def _delays(self, strand: Strand) -> bool:
@@ -255,7 +254,8 @@ class Machine:
     def _finish_round(self, strand: Strand) -> None:
         """Apply a strand's received messages and its copies, in the order of the round's steps."""
         steps, strand.steps = strand.steps, ()
-        if self.shared is not None and self._finish_shared(strand, steps):
+        shared = self.shared
+        if shared is not None and self._finish_shared(shared, strand, steps):
             return
         memory = self.memory
         for index, step in enumerate(steps):
@@ -271,13 +271,11 @@ class Machine:
             else:
                 for place, value in zip(places, values):
                     memory.write(strand, place, value)
-        if self.shared is not None:
+        if shared is not None:
             strand.tick += 1
 
-    def _finish_shared(self, strand: Strand, steps: tuple[Step, ...]) -> bool:
+    def _finish_shared(self, shared: OneSided, strand: Strand, steps: tuple[Step, ...]) -> bool:
         """Finish a round of a schedule in shared memory; return whether it had one-sided steps."""
-        shared = self.shared
-        assert shared is not None
         for heard in strand.heard:
             shared.races.learn(strand, *heard)
         strand.heard = ()

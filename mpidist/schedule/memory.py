@@ -178,14 +178,11 @@ class SymbolicMemory:
         right: dict[tuple[int, Datum | range], int] = {}  # a value by block and what it must be
         for rank in range(size):
             values = self.values[rank]["out"]
-            ranks = None if contract.contributions is None else contract.contributions(rank, size)
+            ranks = contract.contributions(rank, size) if contract.contributions else range(0)
             for block in contract.output_blocks(rank, size, root, n):
-                expected: Datum | range
-                if ranks is None:
-                    assert contract.origin is not None
+                expected: Datum | range = ranks
+                if contract.origin is not None:
                     expected = contract.origin(rank, block, size, root, n)
-                else:
-                    expected = ranks
                 value, known = values.get(block), right.get((block, expected))
                 if value is not None and value == known:  # as on a rank before
                     continue

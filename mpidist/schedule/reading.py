@@ -14,7 +14,7 @@ from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
-from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Reduce, Schedule, block_tuple
+from .rounds import Blocks, Fold, Get, Meet, Put, Reduce, Schedule, block_tuple
 from .strand import Strand
 
 
@@ -118,12 +118,11 @@ class _Recorder:
         if isinstance(step, (Get, Put, Fold, Meet)):
             self.moves.append(self._one_sided(step, strand))
             return
-        if isinstance(step, Copy):
+        if send is None:  # a Copy
             sent = self._blocks(step.source_blocks, step.source)
             received = self._blocks(step.target_blocks, step.target)
             source, kind, time, turn = strand.rank, "copy", strand.clock, 0
         else:
-            assert send is not None
             sent = self._blocks(send.step.blocks, send.step.buffer)
             received = self._blocks(step.blocks, step.buffer)
             source, kind = send.strand.rank, "reduce" if isinstance(step, Reduce) else "receive"

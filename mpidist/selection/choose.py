@@ -272,14 +272,11 @@ class Candidates:
         choice = self._choices.get(name)
         return Candidate(name if choice is None else choice.name, choice, why)
 
-    def every(self) -> list[Candidate]:
-        """Return every candidate for ``explain``, also those that cannot serve the call.
+    def every(self) -> Iterator[Candidate]:
+        """Yield every candidate for ``explain``, also those that cannot serve the call.
 
         Of the schedules in shared memory only those that can: most need another memory.
         """
-        return list(self._each())
-
-    def _each(self) -> Iterator[Candidate]:
         for name in self.means.reasons:
             reason = self.why_not(name)
             summary = self.means.summaries.get(name, f"the executor {name}")
@@ -294,7 +291,7 @@ class Candidates:
 
     def first(self, why: str) -> Candidate:
         """Return the first candidate that can serve the call, with the reason `why`."""
-        for candidate in self._each():
+        for candidate in self.every():
             if candidate.can:
                 return replace(candidate, why=why)
         raise self.unsupported("auto", "no registered algorithm can serve this call")
@@ -323,7 +320,7 @@ class Candidates:
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
         """Return the error that `name` cannot serve the call; it lists the names that can."""
-        able = ", ".join(candidate.name for candidate in self._each() if candidate.can)
+        able = ", ".join(candidate.name for candidate in self.every() if candidate.can)
         call = self.call
         return Unsupported(
             f"rank {call.rank}: {call.collective} {name!r}: {reason}; able to serve this call: "

@@ -242,12 +242,12 @@ class Estimates:
             found.append((counts, seconds, f"{label} {format_time(seconds)}", rival.name))
         found.sort(key=itemgetter(0))
         _, least, _, name = found[0]
-        told = ", ".join(label for *_, label, _ in found)
+        text = ", ".join(label for *_, label, _ in found)
         if least > min(seconds for _, seconds, *_ in found):
-            told += f"; the rules name {name}, and nothing is clearly faster"
+            text += f"; the rules name {name}, and nothing is clearly faster"
         few = f" ({self.simulated})" if linked and self.simulated else ""
         links = " with the measured links" if linked else ""
-        return name, f"cost model{links}: {told}{few}"
+        return name, f"cost model{links}: {text}{few}"
 
     def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
         """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""

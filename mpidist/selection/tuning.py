@@ -273,10 +273,8 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
     library, nodes = entry.get("library"), entry.get("ranks_per_node")
     if not isinstance(library, str):
         raise ConfigError(f"{where}: library={library!r:.60}: expected a name")
-    numbers = isinstance(nodes, list) and nodes and all(type(n) is int and n > 0 for n in nodes)
-    if not numbers:
+    if not (isinstance(nodes, list) and nodes and all(type(n) is int and n > 0 for n in nodes)):
         raise ConfigError(f"{where}: ranks_per_node={nodes!r:.60}: expected whole numbers > 0")
-    assert isinstance(nodes, list)
     return Key(library, tuple(nodes), entry["kind"], entry["collective"], entry["memory"])
 
 

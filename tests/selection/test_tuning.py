@@ -536,7 +536,7 @@ def test_each_algorithm_is_asked_once(collective, tuned, native, groups, calibra
     candidates = Candidates(call_for(16, collective=collective), means_of(groups, native))
     candidate = choose(candidates, "auto", CollectiveConfig(), estimates)
     assert candidate.can
-    every = candidates.every()
+    every = [*candidates.every()]
     assert len(every) == len({w.name for w in every})
     assert sorted(asked) == sorted({*asked}) and sorted(found) == sorted({*found})
 
