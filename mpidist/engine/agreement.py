@@ -17,20 +17,9 @@ def check_same_call(
 ) -> None:
     """Raise CollectiveMismatch on all ranks unless all are about to run the same collective.
 
-    Parameters
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
-    operation : str
-        Description of this rank's collective: kind, op, root, count, dtype.
-    error : MpidistError, optional
-        The error raised for this rank's arguments; `operation` is then not compared.  If all ranks
-        have one, it is raised.
-
-    Raises
-    ------
-    CollectiveMismatch
-        If the ranks differ or another rank raised; with a table of rank, call and call site.
+    The error has a table of rank, call and call site.  `error` is what was raised for this rank's
+    arguments: then `operation` is not compared, and the ranks raise their own errors if all have
+    one.
     """
     summary = f"raised {type(error).__name__}: {error}" if error is not None else operation
     mine = (summary, error is not None, call_site())

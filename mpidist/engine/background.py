@@ -23,21 +23,9 @@ Describe = Callable[[Call, Executor, Candidate, bool], str]
 
 
 class Background:
-    """The background operations of one communicator.
+    """The background operations of one communicator; `works` are those that have not ended.
 
-    Parameters
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
-    programs : Programs
-        The cache of bound calls.
-    choose, describe : callable
-        Those of the communicator's service.
-
-    Attributes
-    ----------
-    works : set of Work
-        The operations that have begun and not ended.
+    `choose` and `describe` are those of the communicator's service.
     """
 
     def __init__(

@@ -111,15 +111,7 @@ class Bindable(Protocol):
 
 
 class CallBinder:
-    """Binds calls to schedules: each schedule is unrolled once, then bound to each call's memory.
-
-    Parameters
-    ----------
-    groups : tuple of tuple of int
-        Which ranks share a node.
-    pipelining : Segmentation
-        Segment length and window.
-    """
+    """Binds calls to schedules: each is unrolled once, then bound to each call's memory."""
 
     def __init__(self, groups: Groups, pipelining: Segmentation):
         self.groups, self.pipelining = groups, pipelining
@@ -134,10 +126,9 @@ class CallBinder:
         arity: int,
         persistent: bool = True,
     ) -> Program:
-        """Bind a call to a schedule: return its new program.
+        """Return a new program: the call's schedule, bound to its arrays.
 
-        `choice` is the algorithm, and `arity` the default arity of a tree; `persistent` is as for
-        :class:`Binder`.
+        `arity` is the default arity of a tree; `persistent` is as for :class:`Binder`.
         """
         algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
         count = algorithm.block_count(call.size, groups=self.groups)
@@ -295,19 +286,8 @@ def _check(steps: Sequence[Step], rank: int) -> None:
 class Binder:
     """Walks the rounds of one rank in order and binds each to memory and to the backend.
 
-    Parameters
-    ----------
-    backend : Backend or Bindable
-        Backend of the messages.
-    memory : Memory
-        Memory of the blocks and of the messages.
-    op : Op or None
-        Operation that combines blocks.
-    persistent : bool
-        Whether the backend binds the messages of each round, if it can, instead of posting them
-        one by one in each run.
-    tags : list of int, optional
-        ``Program.tags`` of the program.
+    If `persistent`, the backend binds the messages of each round, where it can, instead of posting
+    them one by one in each run.
     """
 
     def __init__(
@@ -511,11 +491,7 @@ class Binder:
 
 
 def _cut(whole: Piece, pieces: Sequence[Piece]) -> list[tuple[Piece, Piece]]:
-    """Cut the Piece `whole` into parts as long as `pieces`, in their order.
-
-    A Piece is (array, start, stop): elements start … stop of a flat array.  Returns pairs of a
-    piece and its part of `whole`.
-    """
+    """Cut the Piece `whole` into parts as long as `pieces`; return each piece with its part."""
     array, at, _ = whole
     pairs: list[tuple[Piece, Piece]] = []
     for piece in pieces:

@@ -187,13 +187,7 @@ _LAST = 1  # first byte of the message of the last round trip
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return the setting of ``MPIDIST_CALIBRATE``; None if it is unset.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither 0 nor 1.
-    """
+    """Return the setting of ``MPIDIST_CALIBRATE``, which must be 0 or 1; None if it is unset."""
     return switch(VARIABLE, environ)
 
 
@@ -202,28 +196,10 @@ def calibrate_shortly(
 ) -> Calibration:
     """Measure α and β from rank 0 to a rank of its node and to one of another, and γ; collective.
 
-    And the constants of the memory that the ranks share, if they do.
+    And the constants of `heap`, the memory that the ranks share, if they do.  Every rank gets rank
+    0's measurements, and in shared memory the medians of all ranks.
 
-    Parameters
-    ----------
-    backend : Backend
-        Backend of the messages.
-    groups : tuple of tuple of int
-        Which ranks share a node.
-    heap : Heap or None
-        Symmetric memory; None if the ranks share none.
-    deadline : float or None
-        Time of ``time.monotonic`` at which every wait ends; None for never.
-
-    Returns
-    -------
-    Calibration
-        The measurements of rank 0, and in shared memory those of the slowest rank; on every rank.
-
-    Raises
-    ------
-    CollectiveTimeout
-        If a message did not arrive before the deadline, or a rank in shared memory.
+    Past the `deadline` (a time of ``time.monotonic``; None for never) CollectiveTimeout is raised.
     """
     near, far = groups[0][1:2], groups[1][:1] if len(groups) > 1 else ()
     pairs = [*near, *far]

@@ -56,12 +56,9 @@ class Door:
     """Admits one caller at a time to a communicator, until that is broken or freed.
 
     A repeated call enters and leaves by :attr:`take` and :attr:`put` themselves, about 40 ns; all
-    others by ``with door:``, or, for a pending operation, by :meth:`enter_pending`.
-
-    Parameters
-    ----------
-    rank : int
-        The communicator's rank, for messages.
+    others by ``with door:``, or, for a pending operation, by :meth:`enter_pending`.  If the token
+    is gone, ``take()`` raises IndexError: then call :meth:`take_or_refuse`.  ``put(token)`` leaves
+    a door that is not `broken`.
 
     Attributes
     ----------
@@ -72,9 +69,6 @@ class Door:
     patience : float or None
         Seconds for which a caller waits, while another thread is inside, before it is refused; None
         waits for ever.
-    take, put : callable
-        ``token = take()`` enters, or raises IndexError if the token is gone: then call
-        :meth:`take_or_refuse`.  ``put(token)`` leaves a door that is not `broken`.
     """
 
     # To take the one element of a list is atomic: of two threads one gets it.
@@ -163,13 +157,8 @@ class Door:
         """Return the token for a caller who found it gone, once it is there again.
 
         That is waited for if the door has `patience`, and another thread is inside, not this one.
-
-        Raises
-        ------
-        CommunicatorBroken
-            If the communicator is broken or freed, or this process was forked.
-        CommunicatorInUse
-            If another thread is inside, or this one; it names both places.
+        Else CommunicatorInUse is raised, which names both places; or CommunicatorBroken, if the
+        communicator is broken or freed, or this process was forked.
         """
         call = self._refuse_within(sys._getframe(1))
         if self.patience != 0:

@@ -41,7 +41,6 @@ class NativeExecutor(Executor):
         self._waiting: deque[_Compared] = deque()  # to be started in order, the same on every rank
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the library cannot serve the call, or None if it can."""
         native = self._backend.native
         if native is None:
             return f"the {self._backend.name} backend has no collectives of its own"
@@ -56,10 +55,6 @@ class NativeExecutor(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return a program of the library's call, bound to the arrays' addresses.
-
-        `repeated` and `turn` (see :meth:`Executor.bind`) make no difference here.
-        """
         backend, native = self._backend, self._backend.native
         assert native is not None
         if not background:
@@ -145,13 +140,11 @@ class MessagesExecutor(Executor):
         self._binder = CallBinder(host.groups, host.pipelining)
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return None for a schedule, whose own conditions have been checked, else a reason."""
         if isinstance(algorithm, Choice):
             return None
         return "it serves only calls that name an algorithm, such as ring"
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the name of the algorithm, which ranks compare."""
         assert choice is not None
         return f"by {choice.name}"
 
@@ -164,14 +157,9 @@ class MessagesExecutor(Executor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program of the algorithm's messages, bound to the arrays.
-
-        A repeated call has persistent requests.  In the background it has none: its tags change.
-        `turn` (see :meth:`Executor.bind`) makes no difference here.
-        """
         assert choice is not None
         memory, arity = HostMemory(call.dtype), choice.arity or self._arity
-        persistent = repeated and not background
+        persistent = repeated and not background  # there the tags change
         return self._binder.program(self._backend, memory, call, choice, arity, persistent)
 
 

@@ -26,18 +26,7 @@ def kernel_runner(sequencer: Sequencer, operation: str, how: str, kernel: Progra
     """Return ``serve(sequence)``, which runs a whole kernel as operation number `sequence`.
 
     It runs the actions before the arrival, announces this rank, waits for all ranks, and runs the
-    kernel's phases.
-
-    Parameters
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
-    operation : str
-        The operation, as the ranks compare and report it.
-    how : str
-        Name of the algorithm, for the report of a deadline that passed.
-    kernel : Program
-        The bound kernel.
+    kernel's phases.  The report of a passed deadline names the algorithm by `how`.
     """
     words = sequencer.board_words()
     if words is not None:

@@ -50,16 +50,10 @@ def _RECV(peer: int | None) -> str:
 
 
 class Form(NamedTuple):
-    """The form of a message: dtype, shape and size, which sender and receiver compare.
+    """The form of a message, which sender and receiver compare.
 
-    Attributes
-    ----------
-    nbytes : int
-        Length of the elements in bytes.
-    text : bytes
-        Dtype and shape, or that it is an object.
-    head : bytes
-        Header of a short message of this form: the elements follow it in the same message.
+    `text` is dtype and shape, or that it is an object.  `head` is the header of a short message of
+    this form, whose elements follow in the same message.
     """
 
     nbytes: int
@@ -70,23 +64,7 @@ class Form(NamedTuple):
 class PointToPoint:
     """Sends and receives of one communicator, but for posted messages (:mod:`.posted`).
 
-    Their tags are drawn in :mod:`~mpidist.backends.tags`.
-
-    Parameters
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
-    works : set of Work
-        The begun operations of the communicator that have not ended.
-
-    Attributes
-    ----------
-    place : Caller
-        Rank and size, for checks and their errors.
-    width : int
-        Number of tags of each range; the user's are 0 … `width` - 1.
-    arrivals : PendingReceives
-        The receives of messages that may come in two steps.
+    Their tags are drawn in :mod:`~mpidist.backends.tags`; the user's are 0 … `width` - 1.
     """
 
     def __init__(self, sequencer: Sequencer, works: set[Work]):
@@ -128,8 +106,8 @@ class PointToPoint:
     ) -> Work:
         """Begin to send the elements of `data`, with `form` in the header; return the Work.
 
-        `end` is called when the message is complete and returns the result of the Work.  Memory
-        that is not `readable`, as that of a GPU, may be accessed by MPI only.
+        ``end()``, called when the message is complete, returns the result of the Work.  Memory that
+        is not `readable`, as that of a GPU, may be accessed by MPI only.
         """
         return self._work(self.post(data, form, peer, tag, "array", readable), _SEND, peer, end)
 
@@ -144,7 +122,7 @@ class PointToPoint:
     ) -> Callable[[], bool]:
         """Post the send of a header and the elements; return the function that polls it.
 
-        Parameters are as for :meth:`begin_send`; `kind` chooses the range of tags.
+        `kind` chooses the range of tags; all else is as for :meth:`begin_send`.
         """
         wire = self.wire_tag(kind, tag)
         self.sequencer.check_usable()
@@ -181,7 +159,7 @@ class PointToPoint:
     ) -> Work:
         """Begin to receive a message of the given `form` into `room`; return the Work.
 
-        `end` is called after its arrival and returns the result of the Work.
+        ``end()``, called after its arrival, returns the result of the Work.
         """
         wire = self.wire_tag("array", tag)
         self.sequencer.check_usable()
@@ -192,20 +170,14 @@ class PointToPoint:
         return self._work(arrival.test, _RECV, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
-        """Post the receive of a header from `peer` (None: from any rank); return the request.
-
-        `wire` is the backend's tag.
-        """
+        """Post the receive of a header from `peer` (None: from any rank); return the request."""
         backend = self.backend
         return backend.irecv_short_any(wire) if peer is None else backend.irecv_short(peer, wire)
 
     def _receive(
         self, room: Room, form: Form | None, peer: int | None, tag: int, wire: int, timeout: Any
     ) -> None:
-        """Receive a message of the given `form` (None: any form) into `room`, its destination.
-
-        `tag` is the user's, `wire` the backend's.
-        """
+        """Receive a message of the given `form` (None: any) into `room`; `wire` is its wire tag."""
         self.sequencer.check_usable()
         first = self._first(peer, wire)
         self.wait(first.test, _RECV, peer, timeout)
@@ -280,10 +252,7 @@ class PointToPoint:
             room.filled()
 
     def _drop(self, nbytes: int, peer: int, wire: int) -> Iterator[None]:
-        """Receive and discard a mismatched message, so that its sender does not wait forever.
-
-        A generator, which yields while a part is missing; `wire` is the backend's tag.
-        """
+        """Receive and discard a mismatched message, so that its sender does not wait forever."""
         memory = np.empty(min(nbytes, CHUNK_BYTES), np.uint8)
         for start in range(0, nbytes, CHUNK_BYTES):
             request = self.backend.irecv(memory[: nbytes - start], peer, wire)
@@ -449,6 +418,8 @@ class PointToPoint:
 class Room(Protocol):
     """Destination of a received message."""
 
+    __slots__ = ()
+
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
         """Store a message that came with its header: `content` from byte `start`, `nbytes` long."""
 
@@ -459,7 +430,7 @@ class Room(Protocol):
         """Complete the destination after a message was received into :meth:`memory`."""
 
 
-class HostRoom:
+class HostRoom(Room):
     """Destination of a message in a user's host array, contiguous or not."""
 
     __slots__ = ("_out", "_data")
@@ -468,40 +439,29 @@ class HostRoom:
         self._out = out
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Store a message that came with its header in the array; see :meth:`Room.store`."""
         out = self._out
         out[...] = np.ndarray(out.shape, out.dtype, content, start)
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Return the array itself if it is contiguous, else scratch memory."""
         out = self._out
         whole = out.flags.c_contiguous
         self._data = out.reshape(-1) if whole else np.empty(out.size, out.dtype)
         return self._data
 
     def filled(self) -> None:
-        """Copy the message from scratch memory, if it was received there."""
         if not self._out.flags.c_contiguous:
             self._out[...] = self._data.reshape(self._out.shape)
 
 
-class ObjectRoom:
-    """Destination of a pickled object: memory of the message's length.
-
-    Attributes
-    ----------
-    data : memoryview
-        The pickled object, once it has been received.
-    """
+class ObjectRoom(Room):
+    """Destination of a pickled object: memory of the message's length."""
 
     data = memoryview(b"")
 
     def store(self, content: bytes | bytearray, start: int, nbytes: int) -> None:
-        """Copy a message that came with its header to :attr:`data`; see :meth:`Room.store`."""
         self.data = memoryview(content[start : start + nbytes])
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Allocate memory for the pickled object, and return it."""
         made = np.empty(nbytes, np.uint8)
         self.data = made.data
         return made
@@ -562,8 +522,8 @@ class PendingReceives:
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
     """Return the header of a message, padded to a multiple of 16 bytes.
 
-    It has the message's length in bytes, the number of the tag on which the elements follow (0 if
-    they are in the same message), and `text`: the dtype and shape, or that it is an object.
+    `follows` is the number of the tag on which the elements follow, 0 if they are in the same
+    message.
     """
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)

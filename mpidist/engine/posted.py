@@ -20,15 +20,7 @@ _BYTE = np.dtype(np.uint8)
 class PostedMessages:
     """The posted messages of one communicator.
 
-    Parameters
-    ----------
-    messages : PointToPoint
-        The communicator's other messages, with which they share checks, tags and waits.
-
-    Attributes
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
+    They share checks, tags and waits with its other messages.
     """
 
     def __init__(self, messages: PointToPoint):
@@ -51,10 +43,7 @@ class PostedMessages:
         return PostedMessage(self, test, False, data, peer, tag)
 
     def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post memory to receive the elements of a :meth:`post_send`.
-
-        `checked` must be as in that call: whether a header with the length precedes them.
-        """
+        """Post memory to receive the elements of a :meth:`post_send` that was `checked` alike."""
         messages, data, wire = self._messages, out, self._wire(peer, tag)
         if type(out) is not np.ndarray or out.ndim != 1 or not out.flags.carray:
             data = self._contiguous(as_output(out, self._place.rank), "out")
@@ -138,11 +127,7 @@ class PostedMessages:
 
 
 def _describe(what: str | Callable[[], str] | None, left: list[PostedMessage]) -> str:
-    """Return the description of the posted messages that a wait is for, for its report.
-
-    It is the user's text or function `what`, if there is one; else it names the first message in
-    `left`, those that are not complete.
-    """
+    """Return what a wait is for: the user's `what`, or the first of the incomplete messages."""
     if what is not None:
         return what if isinstance(what, str) else what()
     others = f", and {len(left) - 1} more" if len(left) > 1 else ""

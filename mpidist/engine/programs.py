@@ -47,14 +47,11 @@ def key_of(call: Call, algorithm: str) -> CallKey:
 
 
 def _at(data: np.ndarray | None) -> tuple[int, int] | None:
-    """Return the address and number of elements of an array, for a key; None for None.
-
-    For an empty array, whose address has no meaning, they are (0, 0).
-    """
+    """Return the address and number of elements of an array, for a key; None for None."""
     if data is None:
         return None
     size = data.size
-    return (address(data), size) if size else (0, 0)
+    return (address(data), size) if size else (0, 0)  # an empty array may be anywhere
 
 
 def owners_of(call: Call) -> list[Any]:
@@ -117,27 +114,20 @@ class Bound:
     Parameters
     ----------
     programs : sequence of Program
-        Programs of the call; several take turns.
+        They take turns; `program` is the first.
     run, within : callable
         Serve the call again: for a caller outside the communicator's door, and for one inside.  In
         the background ``run(result)`` begins it and returns its Work, and there is no `within`.
     own : sequence of (ndarray or None)
-        Input and result, if the bound call has arrays of its own, shared by calls of its kind.
+        Its own input and result, if it is `shared` by calls of a kind: each call's input is copied
+        in, and its result copied out.
 
     Attributes
     ----------
-    program : Program
-        The first of the programs.
     nbytes : int
         Bytes of memory that it holds: scratch memory, requests, arrays, and its own objects.
     used : int
         Number of operations begun before :meth:`Programs.get` last found it.
-    shared : bool
-        Whether it has arrays of its own: a call's input is copied in, and its result copied out.
-    x, out : ndarray or None
-        The arrays given as `own`.
-    served : Served or None
-        How it is served, for traces.
     """
 
     __slots__ = (
@@ -178,18 +168,8 @@ class Repeated:
     """A bound call, found by the identity of the objects that the user passed.
 
     It refers to the arrays weakly, which also keeps numpy from resizing them: an address that was
-    right once stays right as long as the array lives.
-
-    Attributes
-    ----------
-    run : callable
-        Serves the call again.
-    program : Program
-        The first of its programs.
-    used : int
-        Number of operations begun before its last use.
-    served : Served or None
-        Executor and algorithm of the call, for traces.
+    right once stays right as long as the array lives.  `used` is the number of operations begun
+    before its last use.
     """
 
     __slots__ = (
@@ -224,20 +204,9 @@ class Programs:
 
     A hit only writes `used`.  As in CLOCK, the order is brought up to date when room is needed.
 
-    Parameters
-    ----------
-    clock : Sequencer
-        Counts the operations, by which the age of a bound call is measured.
-    limit : int, optional
-        Bytes that bound calls may hold.  The last one kept may exceed it, as its bytes are known
-        only once it is bound: so a call that needs more than all others may be kept too.
-
-    Attributes
-    ----------
-    entries : dict
-        The bound calls by key; `keep` and `drop` change it.
-    nbytes : int
-        Bytes held by all.
+    The `clock` counts the operations, by which the age of a bound call is measured.  The last call
+    kept may exceed the `limit` in bytes, as its bytes are known only once it is bound: so a call
+    that needs more than all others may be kept too.
     """
 
     def __init__(self, clock: Sequencer, limit: int = LIMIT):
@@ -251,12 +220,7 @@ class Programs:
     def find(self, key: Hashable, x: Any, out: Any) -> Repeated | None:
         """Return the bound call made earlier with these same arguments, or None.
 
-        Parameters
-        ----------
-        key : hashable
-            The arguments, arrays by their identity.
-        x, out : object
-            The arrays.
+        The `key` has the arguments, arrays by their identity.
         """
         try:
             found = self._repeated.get(key)
@@ -305,19 +269,9 @@ class Programs:
     ) -> Bound | None:
         """Return the bound call of a key: the kept one, or a new one if to keep it pays now.
 
-        None at its first use, if there is no room, and while it runs.
-
-        Parameters
-        ----------
-        key : hashable
-            Names the call.
-        call : Call
-            The call.
-        bind : callable
-            ``bind(call, *arguments)`` binds it.
-        owners : callable or None
-            ``owners(call)`` returns the objects with which the bound call is dropped, when one of
-            them dies; None if it has arrays of its own, as long as the call's.
+        None at its first use, if there is no room, and while it runs.  ``bind(call, *arguments)``
+        binds it.  ``owners(call)`` returns the objects with which the bound call is dropped, when
+        one of them dies; `owners` is None if it has arrays of its own, as long as the call's.
         """
         if key in self.entries:
             return self.get(key)
@@ -340,17 +294,6 @@ class Programs:
 
         A view is registered at its second use only, because users may make new views for every
         call.
-
-        Parameters
-        ----------
-        key : hashable
-            See :meth:`find`.
-        call : Call
-            The call made of the arguments.
-        bound : Bound
-            The call, bound.
-        x, out : object
-            The user's arrays.
         """
         if type(x) is not np.ndarray or not x.flags.c_contiguous:
             return
@@ -377,20 +320,10 @@ class Programs:
     def last_use(self, key: Hashable, *things: Any) -> int | None:
         """Record a use of a call that is not kept; return when it was used before, or None.
 
-        Uses are counted by the number of the last operation begun.
-
-        Parameters
-        ----------
-        key : hashable
-            Names the call.
-        *things : object
-            A previous use counts only if it had these very objects: after their end, new objects
-            may have the same ``id``.  The record keeps neither them nor the key alive.
-
-        Raises
-        ------
-        TypeError
-            If the key cannot be hashed, or an object takes no weak reference.
+        Uses are counted by the number of the last operation begun.  A previous use counts only if
+        it had these very `things`: after their end, new objects may have the same ``id``.  The
+        record keeps neither them nor the key alive.  Raises TypeError if the key cannot be hashed,
+        or a thing takes no weak reference.
         """
         mark = hash(key)
         before = self._noted.get(mark)
@@ -412,12 +345,8 @@ class Programs:
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
         """Drop bound calls to make room; return whether a call last used at `since` may be kept.
 
-        Parameters
-        ----------
-        since : int or None
-            Result of :meth:`last_use` for the call; if it is None, nothing is dropped.
-        nbytes : int, optional
-            Bytes of the call, if they are known before it is bound.
+        If `since` is None, nothing is dropped.  `nbytes` are those of the call, as far as they are
+        known before it is bound.
         """
         entries, looks = self.entries, 0
         while entries and self.nbytes + nbytes > self.limit:

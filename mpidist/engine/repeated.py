@@ -29,19 +29,8 @@ def repeated(
 ) -> Bound:
     """Return a bound call whose ``run()`` serves the call again with few checks.
 
-    Parameters
-    ----------
-    sequencer : Sequencer
-        The sequencer of the communicator.
-    call : Call
-        The call.
-    executor, chosen : Executor, Candidate
-        The executor and the chosen candidate of the call.
-    operation : str
-        The operation, as the ranks compare and report it.
-    owners : sequence of object, optional
-        Owners of the call's memory, kept if an operation does not end.  By default the arrays of
-        `call` belong to the bound call.
+    `owners` of the call's memory are kept if an operation does not end; by default the arrays of
+    `call` belong to the bound call.
     """
     bind, choice, how, call = executor.bind, chosen.choice, chosen.name, to_keep(call)
     programs = [bind(call, choice, repeated=True)]

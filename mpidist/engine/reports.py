@@ -17,14 +17,8 @@ _PRINTS = 4096  # kept texts; they contain offsets of arrays, so their number is
 class Reports:
     """Compares the ranks' announcements on the arrival board and writes the error reports.
 
-    Parameters
-    ----------
-    backend : Backend
-        Backend with the arrival board.
-    behind : callable
-        ``behind()`` returns the ranks that have not reached a barrier in symmetric memory.
-    current : callable
-        ``current()`` returns the number of the last operation begun.
+    ``behind()`` returns the ranks that have not reached a barrier in symmetric memory,
+    ``current()`` the number of the last operation begun.
     """
 
     def __init__(
@@ -226,10 +220,7 @@ class Reports:
         )
 
     def _inside(self, sequence: int, given_up: Sequence[int]) -> str:
-        """Return the known state of ranks that hang inside an operation, as text for a report.
-
-        `given_up` are the ranks whose deadline has passed.
-        """
+        """Return why ranks hang inside an operation; the deadline of the `given_up` has passed."""
         behind = self._behind()
         reasons = list(self._backend.board.unwell())
         if behind:

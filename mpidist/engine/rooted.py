@@ -40,21 +40,10 @@ def rooted_program(
 ) -> Program:
     """Return the program of a call that is bound to two schedules.
 
-    Parameters
-    ----------
-    call : Call
-        The call.
-    reached : Binding
-        The schedule of ranks that reach the root's array: one phase between two meetings.
-    apart : Binding
-        That of ranks that do not.  The root does for each of them what it could not, between the
-        two meetings or after them; here it does so after the second one.
-    heap : Heap
-        The symmetric memory.
-    tags : list of int
-        ``Program.tags``, of both.
-    last : bool
-        Whether the root then touches the memory of other ranks, which meet it once more.
+    `reached` is that of ranks that reach the root's array: one phase between two meetings.  `apart`
+    is that of ranks that do not: what such a rank could not do, the root does for it, between the
+    two meetings or after them; here it does so after the second one.  With `last` the root then
+    touches the memory of other ranks, which meet it once more.
     """
     flags = _Flags(heap, tags)
     part = _of_root if call.rank == call.root else _of_others

@@ -45,17 +45,8 @@ _pending = _PendingEngines()
 class Engine:
     """Runs the programs of one communicator and polls those in the background.
 
-    Parameters
-    ----------
-    backend : Backend
-        Backend of the communicator.
-    alarm : callable, optional
-        Called repeatedly during a long wait; raises if the wait cannot succeed.
-
-    Attributes
-    ----------
-    active : list of PendingOperation
-        The pending operations in the background, in the order of their start.
+    ``alarm()`` is called repeatedly during a long wait, and raises if the wait cannot succeed;
+    `active` has the pending operations, in the order of their start.
     """
 
     def __init__(self, backend: Backend, alarm: Callable[[], object] | None = None):
@@ -113,14 +104,8 @@ class Engine:
     ) -> bool:
         """Wait until ``test()`` is true, polling pending operations; False past the deadline.
 
-        Parameters
-        ----------
-        test : callable
-            Returns whether the wait is over.
-        deadline : float or None
-            Time of ``time.monotonic``; None for never.
-        alarm : callable, optional
-            Called during a long wait besides the engine's own; raises if the wait is in vain.
+        The `deadline` is a time of ``time.monotonic``, or None; ``alarm()`` is called during a long
+        wait besides the engine's own.
         """
         wait = self.backend.wait
         return self.patiently(lambda until: wait(test, until, self.background()), deadline, alarm)
@@ -208,19 +193,8 @@ class Steps:
 class Run:
     """What runs in the background, a program or a receive, polled until it has ended.
 
-    Parameters
-    ----------
-    steps : iterator
-        Its steps, a generator that yields while a message is missing.
-    program : Program, optional
-        The program, which is busy until then; after an error it is for ever.
-
-    Attributes
-    ----------
-    done : bool
-        Whether it is known to have ended without an error.
-    error : BaseException or None
-        Why it failed.
+    Its steps yield while a message is missing.  A program is busy until it has ended; after an
+    `error` it is for ever.
     """
 
     __slots__ = ("_steps", "_program", "done", "error")

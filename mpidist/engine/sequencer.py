@@ -88,16 +88,7 @@ class Sequencer:
     def run(self, program: Program, operation: str, how: str, *memory: object) -> None:
         """Run a program as the next operation, blocking.
 
-        Parameters
-        ----------
-        program : Program
-            The program.
-        operation : str
-            The operation, as the ranks compare and report it.
-        how : str
-            The executor or algorithm, for reports.
-        *memory : object
-            Kept if the operation does not end: messages may still be stored there.
+        `memory` is kept if the operation does not end: messages may still be stored there.
         """
         meets = program.meets
         if not program.announced or (meets and self.backend.native is None):
@@ -125,13 +116,7 @@ class Sequencer:
             raise self.broke(error, operation, sequence, program, *memory) from error.__cause__
 
     def begin(self, operation: str) -> int:
-        """Announce the next operation, which runs in the background; return its fingerprint.
-
-        Raises
-        ------
-        CollectiveMismatch
-            If a rank has announced a different operation.
-        """
+        """Announce the next operation, which runs in the background; return its fingerprint."""
         fingerprint = self.reports.fingerprint(operation, meets=False)
         sequence = self._announce(fingerprint)
         self.reports.check_first(sequence, operation, fingerprint)
@@ -267,15 +252,8 @@ class Sequencer:
     ) -> Made:
         """Return how to make the function that runs a kernel in shared memory.
 
-        Parameters
-        ----------
-        operation, how : str
-            The operation, as the ranks compare it, and the name of its executor, for reports.
-        kernels : sequence of (int or None, callable)
-            They take turns: a staging slot (shared memory through which arrays are copied) or None,
-            and ``serve(sequence)``, which runs the kernel and all its waits.
-        held : callable
-            As for :meth:`repeated_library_call`.
+        `kernels` take turns: a staging slot (shared memory through which arrays are copied) or
+        None, and ``serve(sequence)``, which runs the kernel and all its waits.
         """
         turns, sequencer, door = len(kernels), self, self.door
 
@@ -401,16 +379,9 @@ class Sequencer:
     ) -> Any:
         """Run ``act()``, a set-up that may use :meth:`everyone`, once all ranks have arrived.
 
-        Parameters
-        ----------
-        operation : str
-            The user's call, for reports.
-        act : callable
-            The set-up; its errors are the same on every rank, except communication errors.
-        how : str
-            Name of the set-up, for reports.
-        same : str, optional
-            Text that the ranks compare instead of `operation`.
+        Its errors must be the same on every rank, except communication errors.  `operation` is the
+        user's call and `how` the set-up, for reports; the ranks compare `same` instead of
+        `operation`, if given.
         """
         self.check_usable()
         meets = self.backend.native is not None  # other backends keep deadlines themselves
@@ -457,11 +428,7 @@ class Sequencer:
     def timed_out(
         self, operation: str, sequence: int | None, how: str, timeout: Any = UNSET
     ) -> CollectiveTimeout:
-        """Return the error to raise for an operation that has passed its deadline.
-
-        `sequence` is its number (None for one without, such as a message); `how` names its executor
-        or algorithm, or what it waits for.
-        """
+        """Return the error for an operation past its deadline; see :meth:`Reports.timed_out`."""
         seconds = self.timeout if timeout is UNSET else timeout
         return self.reports.timed_out(operation, sequence, how, seconds)
 
@@ -497,20 +464,10 @@ class Sequencer:
     ) -> BaseException:
         """Mark the communicator broken by an unfinished operation; return the error to raise.
 
-        An error that every rank sees before any work is done leaves the communicator usable.
-
-        Parameters
-        ----------
-        error : BaseException
-            Why the operation did not finish.
-        operation : str
-            The operation, for reports.
-        sequence : int or None
-            Its number; None for one without, such as a message: this rank begins no further one.
-        *memory : object
-            Kept, as messages may still be stored there.
-        elsewhere : bool
-            Whether MPI may be called, to notify ranks of other nodes: not by a thread of its own.
+        An error that every rank sees before any work is done leaves the communicator usable.  With
+        no number `sequence`, as of a message, this rank begins no further operation.  `memory` is
+        kept, as messages may still be stored there.  `elsewhere` is whether MPI may be called, to
+        notify ranks of other nodes: not by a thread of its own.
         """
         known = self.broken is not None and isinstance(error, CommunicatorBroken)
         if known or getattr(error, "harmless", False):

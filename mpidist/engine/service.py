@@ -168,16 +168,8 @@ class Service:
     ) -> Any:
         """Serve a call, blocking, and return the user's result; the caller is inside the door.
 
-        Parameters
-        ----------
-        prepared : Prepared
-            The call.
-        algorithm : str
-            The requested algorithm, or "auto".
-        purpose : str
-            The user's call that this call is a part of.
-        key, x, out : optional
-            Key and arrays by which :meth:`Programs.find` finds the call when it is repeated.
+        `purpose` is the user's call that this one is a part of.  By `key`, `x` and `out`
+        :meth:`Programs.find` finds the call when it is repeated.
         """
         call, programs = prepared.call, self.programs
         bound = None

@@ -54,10 +54,6 @@ class SingleCopy(ScheduleExecutor):
         return [self._shipped[collective]] if collective in self._shipped else []
 
     def refuses(self, call: Call, background: bool) -> str | None:
-        """Return why the call cannot be served, or None if it can.
-
-        Whether the ranks can read each other's memory is known after `make_ready`.
-        """
         if self._reason is not None:
             return self._reason
         if background:
@@ -67,14 +63,9 @@ class SingleCopy(ScheduleExecutor):
         return None
 
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
-        """Return why a schedule cannot run on private arrays, or None if it can."""
         return self._reason or ("it cannot run in the background" if background else None)
 
     def make_ready(self) -> None:
-        """Check, once, that all ranks can read each other's memory; collective.
-
-        If not, :meth:`why_not` returns the reason from then on.
-        """
         heap = self.heap
         assert heap is not None
         try:
@@ -85,7 +76,7 @@ class SingleCopy(ScheduleExecutor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return how the call is served: ranks with different executors would hang."""
+        # Ranks with different executors would hang.
         return self.name if choice is None else f"by {choice.name} by single copies"
 
     def bind(
@@ -97,7 +88,6 @@ class SingleCopy(ScheduleExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program of the call's schedule, bound to the arrays' addresses."""
         plan = self.plan(call, choice or self._shipped[call.collective])
         return self.program(call, plan, background, repeated)
 

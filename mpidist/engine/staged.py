@@ -52,7 +52,6 @@ class Staged(ScheduleExecutor):
         return [each[collective] for each in (self._shipped, self._one_shot) if collective in each]
 
     def refuses(self, call: Call, background: bool) -> str | None:
-        """Return why the call cannot be served, usually too long an array; None if it can."""
         if self._reason is not None:
             return self._reason
         if background:
@@ -66,7 +65,6 @@ class Staged(ScheduleExecutor):
         return None
 
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
-        """Return why a schedule cannot go through the slots, or None if it can."""
         if self._reason is not None or background:
             return self._reason or "it cannot run in the background"
         nbytes = plan.layout(call).slot_elements * call.dtype.itemsize
@@ -75,10 +73,6 @@ class Staged(ScheduleExecutor):
         return None
 
     def make_ready(self) -> None:
-        """Allocate the slots; collective.
-
-        If that fails, :meth:`why_not` returns the reason from then on.
-        """
         assert self.heap is not None
         try:
             self.heap.make_staging()
@@ -87,15 +81,10 @@ class Staged(ScheduleExecutor):
         self.ready = True
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return how the call is served: ranks with different executors would hang."""
+        # Ranks with different executors would hang.
         return self.name if choice is None else f"by {choice.name} through slots"
 
     def kind(self, call: Call) -> Hashable:
-        """Return a key: calls with equal keys share one program; None if the call needs its own.
-
-        A shared program has arrays of its own, through which it serves calls with any arrays.
-        Long calls and reductions by a user's function need their own program.
-        """
         if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
             return None
         op = None if call.op is None else call.op.name
@@ -112,7 +101,6 @@ class Staged(ScheduleExecutor):
         repeated: bool = False,
         turn: int = 0,
     ) -> Program:
-        """Return the program of the call's schedule, bound to slot number `turn`."""
         if choice is None:
             collective = call.collective
             short = collective in self._one_shot and one_shot(call)

@@ -26,11 +26,6 @@ class Memory(Protocol):
 
     Arrays are flat and contiguous.  An action does its work at once, or queues it on a stream: in
     both cases actions take effect in the order in which they are called.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        The dtype of the elements.
     """
 
     dtype: np.dtype
@@ -57,8 +52,8 @@ class Memory(Protocol):
         """Return the action that stores source / divisor in `target`, which may be `source`."""
 
 
-class HostMemory:
-    """Memory of numpy arrays; see :class:`Memory`."""
+class HostMemory(Memory):
+    """Memory of numpy arrays."""
 
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
@@ -68,28 +63,23 @@ class HostMemory:
         return view_at(address(data), data.size, data.dtype)
 
     def allocate(self, count: int) -> np.ndarray:
-        """Return a new, uninitialised array."""
         return np.empty(count, self.dtype)
 
     @staticmethod
     def view(piece: Piece) -> np.ndarray:
-        """Return the elements of a Piece (array, start, stop) as a slice of its array."""
         return piece[0][piece[1] : piece[2]]
 
     def address(self, piece: Piece) -> int:
-        """Return the address of the first element of a Piece (array, start, stop)."""
         return piece[0].__array_interface__["data"][0] + piece[1] * self.dtype.itemsize
 
     store = staticmethod(store)
 
     @staticmethod
     def combine(op: Op, left: np.ndarray, right: np.ndarray, target: np.ndarray) -> Action:
-        """Return the action that stores op(left, right) in `target`, by the function of `op`."""
         return partial(op.function if op.builtin else op.combine, left, right, out=target)
 
     @staticmethod
     def divide(source: np.ndarray, target: np.ndarray, divisor: int) -> Action:
-        """Return the action that divides with numpy; half precision is divided in float32."""
         if is_half(source.dtype):
             return partial(divide_half, source, divisor, target)
         return partial(np.true_divide, source, np.asarray(divisor, source.dtype), target)

@@ -113,7 +113,7 @@ class DDP(NotCopyable):
 
     if TYPE_CHECKING:  # of the module of its library that it is
 
-        def __call__(self, *inputs: Any, **options: Any) -> Any: ...  # noqa: D102
+        def __call__(self, *inputs: Any, **options: Any) -> Any: ...
         def __getattr__(self, name: str) -> Any: ...
 
     def __new__(cls, module: Any = None, *_: Any, **options: Any) -> DDP:

@@ -40,7 +40,7 @@ class Strategy(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: str) -> Strategy:  # noqa: D102  (see the class)
+    def __new__(cls, text: str) -> Strategy:
         if not isinstance(text, str):
             raise ConfigError(f"{text!r} is not a strategy: expected one of {', '.join(KINDS)}")
         kind, colon, arity = text.strip().lower().partition(":")
