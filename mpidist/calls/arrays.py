@@ -45,11 +45,8 @@ def view_at(address: int, count: int, dtype: np.dtype) -> np.ndarray:
 def check_shape(shape: Any, dtype: Any, rank: int) -> tuple[tuple[int, ...], np.dtype]:
     """Check the shape and dtype of an array to allocate, and return them in numpy's form.
 
-    Raises
-    ------
-    InvalidArgument
-        For a length that is negative or no whole number, too many axes, a dtype of Python objects
-        or of 0 bytes, or more bytes than an address can count.
+    InvalidArgument is raised for a length that is negative or no whole number, too many axes, a
+    dtype of Python objects or of 0 bytes, or more bytes than an address can count.
     """
     known = _known(dtype, rank)
     try:
@@ -94,16 +91,12 @@ def _known(dtype: Any, rank: int) -> np.dtype:
 def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
     """Return the elements of `x`, which is only read, as a numpy array.
 
-    It is a view if `x` exposes host memory, else numpy's array of it (lists and scalars); errors
-    name it `argument`.  With `device`, an array on a GPU is returned as a
-    :class:`~mpidist.device.array.DeviceArray`.
+    It is a view if `x` exposes host memory, else numpy's array of it (lists and scalars).  With
+    `device`, an array on a GPU is returned as a :class:`~mpidist.device.array.DeviceArray`.
 
-    Raises
-    ------
-    UnsupportedDtype
-        For object arrays: their elements are addresses, meaningless to another process.
-    InvalidArgument
-        For GPU arrays where `device` is not set, masked arrays, and values that numpy refuses.
+    InvalidArgument is raised for GPU arrays where `device` is not set, masked arrays, and values
+    that numpy refuses; UnsupportedDtype for object arrays: their elements are addresses,
+    meaningless to another process.
     """
     if type(x) is not np.ndarray:
         if is_on_device(x):
@@ -129,16 +122,11 @@ def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> An
 def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) -> Any:
     """Return an array on the memory of `out`, which must be writable.
 
-    It is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array; errors
-    name it `argument`.
+    It is a :class:`~mpidist.device.array.DeviceArray` with `device`, else a numpy array.
 
-    Raises
-    ------
-    UnsupportedDtype
-        For object arrays.
-    InvalidArgument
-        For arguments that cannot be filled: lists, scalars, read-only memory, arrays whose elements
-        share memory; for an array on a GPU if `device` is not set, and for any other if it is.
+    InvalidArgument is raised for arguments that cannot be filled: lists, scalars, read-only memory,
+    arrays whose elements share memory; for an array on a GPU if `device` is not set, and for any
+    other if it is; UnsupportedDtype for object arrays.
     """
     if device:
         if not is_on_device(out):

@@ -20,8 +20,6 @@ class Prepared:
 
     Attributes
     ----------
-    call : Call
-        The checked call.
     result : ndarray, DeviceArray or None
         Array to return.
     staging : ndarray or None

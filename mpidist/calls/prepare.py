@@ -70,19 +70,12 @@ def prepare(
     total: int = 0,
     told: Told | None = None,
 ) -> Prepared:
-    """Check the arguments of a collective and return its call.
+    """Check the arguments of a collective, those of the communicator's method; return its call.
 
     Parameters
     ----------
-    collective : str
-        Name of the collective.
-    place : Caller
-        Rank and size of the caller.
-    x, out, op, commute, root, counts
-        Arguments of the communicator's method; for alltoall, `counts` has the rows that this rank
-        sends to each rank.
-    receives : sequence of int, optional
-        For alltoall with `counts`, the rows that this rank receives from each rank.
+    counts, receives : sequence of int, optional
+        The rows of each rank's part; for alltoall, those sent to each rank, and those received.
     total : int
         For alltoall with `counts`, the rows that all ranks send together.
     told : tuple, optional

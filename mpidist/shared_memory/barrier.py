@@ -29,21 +29,10 @@ class BarrierLines:
     counter of barriers and seven notes: words that it writes for the other ranks, such as where its
     array lies.
 
-    Parameters
-    ----------
-    words : writable memoryview of int64
-        ``bytes_needed(size, slots)`` bytes of memory that all ranks of the node share.
-    rank, size : int
-        Rank and size in the communicator.
-    patience : tuple of int
-        Patience of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
-
-    Attributes
-    ----------
-    mine : list of int
-        Index in `words` of this rank's counter, by slot.
-    others : list of tuple of int
-        Indices in `words` of the other ranks' counters, by slot.
+    `words` are ``bytes_needed(size, slots)`` bytes of memory that all ranks of the node share.
+    `mine` has the index in them of this rank's counter, `others` those of the other ranks'
+    counters, both by slot.  `patience` is that of a blocking call, see
+    :func:`~mpidist.backends.waiting.spin`.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
@@ -83,8 +72,7 @@ class BarrierLines:
     def note_index(self, tags: list[int], peer: int) -> int:
         """Return the index in `words` of the first note of `peer`, in the slot of a program's run.
 
-        `tags` is ``Program.tags``: one number, the slot.  `peer` writes its notes before an arrival
-        or barrier; the other ranks read them after it.
+        `peer` writes its notes before an arrival or barrier; the other ranks read them after it.
         """
         return (tags[0] * self.size + peer) * WORDS + _NOTES
 
@@ -99,22 +87,16 @@ class Barrier:
     One word per rank counts the barriers that it has reached.  As a barrier has the methods of a
     :class:`~mpidist.backends.base.Transfer`, kernels are programs like all others.
 
-    What a rank stored before a barrier is visible to every rank that has left the barrier.
-    Neither compiler nor interpreter moves numpy's stores past a call, and an aligned word is
-    stored at once, so only the processor could reorder them.  x86 keeps loads in order, and stores
-    in order: those of a string instruction come before a later store (Intel SDM 3A, 8.2.4), and
-    the C library ends copies with streaming stores by a fence.  Others (ARM) may swap any two, so
-    there a fence comes between.
+    What a rank stored before a barrier is visible to every rank that has left the barrier. Neither
+    compiler nor interpreter moves numpy's stores past a call, and an aligned word is stored at
+    once, so only the processor could reorder them.  x86 keeps loads in order, and stores in order:
+    those of a string instruction come before a later store (Intel SDM 3A, 8.2.4), and the C library
+    ends copies with streaming stores by a fence.  Others (ARM) may swap any two, so there a fence
+    comes between.
 
-    Parameters
-    ----------
-    lines : BarrierLines
-        The ranks' counters.
-    tags : list of int
-        ``Program.tags`` of the kernel: one number, the slot of `lines` that the next run uses.
-    awaits : tuple of int or ConditionalAction, optional
-        The ranks to wait for, or an action that returns them at each start, and may be skipped
-        while there are none.  By default all ranks are awaited.
+    `tags` are ``Program.tags`` of the kernel: one number, the slot of `lines` that the next run
+    uses.  An action `awaits` returns the awaited ranks at each start, and may be skipped while
+    there are none; by default all ranks are awaited.
     """
 
     __slots__ = ("lines", "awaits", "_tags", "_count", "_others", "_patience")
@@ -162,19 +144,8 @@ class BoardArrival:
     """A transfer without messages, complete when all ranks on the board have reached an operation.
 
     It is the first round of a program that reaches other ranks' memory in the background, or
-    between messages.
-
-    Parameters
-    ----------
-    board : Board
-        The arrival board.
-    check : callable
-        ``check(sequence, what, fingerprint)`` is called when all ranks have arrived; it raises if
-        their operations differ.
-    tags : list of int
-        ``Program.tags``: 0 in a blocking call.
-    patience : tuple of int
-        Patience of a blocking call, see :func:`~mpidist.backends.waiting.spin`.
+    between messages.  Once all have arrived, ``check(sequence, operation, fingerprint)`` raises if
+    their operations differ.
     """
 
     __slots__ = ("_board", "_check", "_named", "_tags", "_patience", "_now")

@@ -169,14 +169,9 @@ def copy(target: np.ndarray, source: np.ndarray) -> Any:
 def stream(target: np.ndarray, source: np.ndarray, width: int | None = None) -> Action:
     """Return the action that copies an array with streaming stores, which bypass the cache.
 
-    Without compiled code, and for overlapping arrays, it is an ordinary copy.
-
-    Parameters
-    ----------
-    target, source : ndarray
-        Contiguous arrays of the same length and dtype.
-    width : int, optional
-        Bytes of a vector; by default the widest that this processor has.
+    Without compiled code, and for overlapping arrays, it is an ordinary copy.  The arrays are
+    contiguous, of one length and dtype; `width` is the bytes of a vector, by default the widest
+    that this processor has.
     """
     if not vector_width() or overlaps(target, source) or target.nbytes == 0:
         return store(target, source)
@@ -211,24 +206,12 @@ def one_pass(
 ) -> Action | None:
     """Return the action that sums arrays in one pass and stores the result in several targets.
 
-    Parameters
-    ----------
-    sources, targets : sequence of ndarray
-        Contiguous arrays of the same length and dtype.  They are added in the order of `sources`;
-        a target may be one of the sources.
-    divisor : int, optional
-        Divisor of the sum; 0 for no division.
-    streamed : bool, optional
-        Whether to use streaming stores.
-    width : int, optional
-        Bytes of a vector; by default the widest that this processor has.
+    Contiguous arrays of one length and dtype are added in the order of `sources`; a target may be
+    one of them.  `width` is the bytes of a vector, by default the widest that this processor has.
 
-    Returns
-    -------
-    callable or None
-        None if there is no compiled function for these arrays.  There is one for float32 and
-        float64 in aligned memory if no target partly overlaps a source; with streaming stores, all
-        targets must also begin at the same offset in a cache line.
+    It is None if there is no compiled function for these arrays.  There is one for float32 and
+    float64 in aligned memory if no target partly overlaps a source; with streaming stores, all
+    targets must also begin at the same offset in a cache line.
     """
     first = targets[0]
     if not vector_width() or first.dtype not in _SUMMED:
@@ -270,13 +253,8 @@ result, gains from 64 KiB on.
 def least_bytes(environ: Mapping[str, str] = os.environ) -> int:
     """Return the bytes of the smallest result that is written with streaming stores.
 
-    It is `LEAST_BYTES` (4 MiB) unless ``MPIDIST_STREAM_BYTES`` sets it; ``none`` sets it to the
-    largest integer, so that no result is.
-
-    Raises
-    ------
-    ConfigError
-        If ``MPIDIST_STREAM_BYTES`` is neither a size nor ``none``.
+    It is `LEAST_BYTES` (4 MiB) unless ``MPIDIST_STREAM_BYTES``, a size, sets it; ``none`` sets it
+    to the largest integer, so that no result is.
     """
     text = environ.get(VARIABLE, "").strip()
     if text.lower() == "none":

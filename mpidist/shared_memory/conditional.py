@@ -20,22 +20,8 @@ _NEVER = -(1 << 62)  # a value that no word has
 class ConditionalAction:
     """An action that may be skipped while given words of shared memory have their expected values.
 
-    Parameters
-    ----------
-    words : writable memoryview of int64
-        The shared memory.
-    indices : sequence of int
-        Indices of the compared words.  They are notes, words that a rank writes for the others, of
-        :class:`~mpidist.shared_memory.barrier.BarrierLines` in slot 0, which is for blocking calls.
-    expected : sequence of int
-        Values of these words with which the action is not needed.
-    action : callable
-        The action.
-
-    Attributes
-    ----------
-    expected : array of int64
-        The expected values; `set_expected` and `invalidate` change them.
+    The words are notes, which a rank writes for the others in
+    :class:`~mpidist.shared_memory.barrier.BarrierLines`, in slot 0, which is for blocking calls.
     """
 
     __slots__ = ("words", "indices", "expected", "action", "__weakref__")
@@ -47,7 +33,6 @@ class ConditionalAction:
         self.expected = (ctypes.c_int64 * len(self.indices))(*expected)
 
     def __call__(self) -> Any:
-        """Run the action, whatever the values of the words."""
         return self.action()
 
     def set_expected(self, values: Sequence[int]) -> None:
@@ -56,30 +41,17 @@ class ConditionalAction:
             self.expected[n] = value
 
     def invalidate(self, _: object = None) -> None:
-        """Make the next run call the action, whatever the words' values; `_` is not used."""
+        """Make the next run call the action, whatever the words' values."""
         self.expected[0] = _NEVER
 
 
 class TargetedAction(ConditionalAction):
     """Actions on an array (the target) that words of shared memory identify.
 
-    The actions are bound to the new target if these words change.
-
-    Parameters
-    ----------
-    words, indices
-        See :class:`ConditionalAction`; these words identify the target.
-    find : callable
-        ``find(self)`` finds the target and returns the actions bound to it; it calls
-        `set_expected` with the words of that target.
-
-    Attributes
-    ----------
-    bound : list of callable
-        The actions bound to the last target.
-    watchers : set
-        The :class:`~mpidist.shared_memory.steps.Steps` that have this action as a step; their
-        ``update(self)`` is called after each search for the target.
+    The actions are bound to the new target if these words change: ``find(self)`` then finds it,
+    returns the actions, and calls `set_expected` with the words of that target.  `watchers` are the
+    :class:`~mpidist.shared_memory.steps.Steps` that have this action as a step; their
+    ``update(self)`` is called after each search.
     """
 
     __slots__ = ("bound", "watchers", "_find")
@@ -102,7 +74,6 @@ class TargetedAction(ConditionalAction):
             watcher.update(self)
 
     def __call__(self) -> None:
-        """Find the target and run the actions bound to it."""
         self.rebind()
         for action in self.bound:
             action()

@@ -30,30 +30,24 @@ def fold_in_order(
 ) -> list[Action]:
     """Return the actions that combine arrays of several ranks and store the result in all targets.
 
+    Sums and products in half precision are computed in float32 and rounded once at the end, which
+    is more exact than ``direct``, which rounds at each rank.
+
     Parameters
     ----------
-    op : Op
-        The operation.
-    inputs : sequence of ndarray
-        The operands, flat, in the order in which they are combined.
-    ranks : sequence of int
-        Their ranks.  An operand of a lower rank than the first is the left one.
-    targets : sequence of ndarray
-        Arrays for the result; the combination writes to the first, which is copied to the others.
-    divisor : int
+    inputs, ranks
+        The operands, flat, in the order in which they are combined, and their ranks.  An operand of
+        a lower rank than the first is the left one.
+    targets
+        The combination writes to the first, which is copied to the others.
+    divisor
         Divisor of the result; 0 for no division.
-    scratch : dict, optional
+    scratch
         Scratch arrays by name, to be passed to several calls whose actions run one after another;
         the first call must have the longest slice.  By default new ones.
-    streamed : bool, optional
+    streamed
         Whether to use streaming stores, which bypass the cache.  They are used for sums in one
         pass; other results are combined in scratch memory and copied, if there are several targets.
-
-    Returns
-    -------
-    list of callable
-        Actions to be called in order.  Sums and products in half precision are computed in float32
-        and rounded once at the end, which is more exact than ``direct``, which rounds at each rank.
     """
     if op.builtin and op.name in ("sum", "mean"):
         summed = one_pass(inputs, targets, divisor, streamed)

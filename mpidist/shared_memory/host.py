@@ -18,16 +18,12 @@ class Host:
 
     Attributes
     ----------
-    backend : Backend
-        Backend of the communicator.
     heap : Heap or None
         Symmetric memory of the ranks of this node; None if they share no memory.
     apart : str or None
         Why there is no symmetric memory of all ranks; None if there is.
     groups : tuple of tuple of int
         The ranks of each node, as the configuration counts nodes.
-    pipelining : Segmentation
-        How long blocks are cut into segments.
     arity : int
         Number of children of a node in trees.
     check_same : callable

@@ -109,20 +109,9 @@ class Steps:
     def arrive(self, words: WordAddresses, fingerprint: int, otherwise: PythonStep) -> Any:
         """Add the arrival at an operation: announce this rank and wait until all have arrived.
 
-        Parameters
-        ----------
-        words : WordAddresses
-            Addresses in the arrival board.
-        fingerprint : int
-            Fingerprint of the operation, which the ranks compare.
-        otherwise : callable
-            ``otherwise(sequence)`` goes on waiting in Python if a rank does not arrive soon, or its
-            fingerprint differs.
-
-        Returns
-        -------
-        Meeting
-            Structure whose ``mark``, the fingerprint, may be set between runs.
+        ``otherwise(sequence)`` goes on waiting in Python if a rank does not arrive soon, or its
+        fingerprint differs.  The returned structure's ``mark``, the fingerprint, may be set between
+        runs.
         """
         meeting = words.meeting()
         meeting.prints, meeting.history, meeting.mark = PRINTS, HISTORY, fingerprint
@@ -162,16 +151,9 @@ class Steps:
 class WordAddresses:
     """Addresses of this rank's word and of the words that it waits for, at an arrival or a barrier.
 
-    Parameters
-    ----------
-    words : writable memoryview of int64
-        Words in shared memory, which must outlive the steps made from this object.
-    mine : int
-        Index of this rank's word.
-    others : sequence of int
-        Indices of the awaited ranks' words.
-    patience : tuple of int
-        Number of reads in a row, then of reads that yield the core in between.
+    `mine` and `others` are indices in `words` of shared memory, which must outlive the steps made
+    from this object.  `patience` is the number of reads in a row, then of reads that yield the core
+    in between.
     """
 
     def __init__(
