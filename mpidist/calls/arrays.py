@@ -17,14 +17,8 @@ from ..errors import InvalidArgument, MpidistError, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
 _BYTE = ctypes.c_char
-_PLAIN = (
-    list,
-    tuple,
-    int,
-    float,
-    complex,
-    type(None),
-)  # the most frequent types that expose no memory
+# The most frequent types that expose no memory.
+_PLAIN = (list, tuple, int, float, complex, type(None))
 _MOST_DIMENSIONS = 32 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 64
 
 
@@ -88,7 +82,7 @@ def _known(dtype: Any, rank: int) -> np.dtype:
     return known
 
 
-def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> Any:
+def as_input(x: Any, rank: int, device: bool = False) -> Any:
     """Return the elements of `x`, which is only read, as a numpy array.
 
     It is a view if `x` exposes host memory, else numpy's array of it (lists and scalars).  With
@@ -101,19 +95,19 @@ def as_input(x: Any, rank: int, argument: str = "x", device: bool = False) -> An
     if type(x) is not np.ndarray:
         if is_on_device(x):
             if device:
-                return describe(x, rank, argument)
+                return describe(x, rank, "x")
             raise InvalidArgument(
-                f"rank {rank}: {argument} is a GPU array ({_kind(x)}); this "
+                f"rank {rank}: x is a GPU array ({_kind(x)}); this "
                 "call takes host memory only: pass a numpy array (for cupy: x.get())"
             )
-        memory = exposed(x, rank, argument)
+        memory = exposed(x, rank)
         try:
             x = np.asarray(x) if memory is None else memory
         except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"rank {rank}: {argument} is not an array: {error}") from None
+            raise InvalidArgument(f"rank {rank}: x is not an array: {error}") from None
     if x.dtype.hasobject:
         raise UnsupportedDtype(
-            f"rank {rank}: {argument} has dtype {x.dtype}; send Python objects by send_object, "
+            f"rank {rank}: x has dtype {x.dtype}; send Python objects by send_object, "
             "broadcast_object or allgather_object"
         )
     return x
@@ -229,14 +223,11 @@ def _kind(x: Any) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def flat(x: np.ndarray, note: str = "x") -> np.ndarray:
-    """Return the elements of `x` as one contiguous 1-D array: a view if possible, else a copy.
-
-    `note` names the array in the log's message about a copy.
-    """
+def flat(x: np.ndarray) -> np.ndarray:
+    """Return the elements of `x` as one contiguous 1-D array: a view if possible, else a copy."""
     if x.flags.c_contiguous:
         return x.reshape(-1)
-    log.debug("%s of shape %s is not contiguous: packed into a copy", note, x.shape)
+    log.debug("x of shape %s is not contiguous: packed into a copy", x.shape)
     return np.ascontiguousarray(x).reshape(-1)
 
 

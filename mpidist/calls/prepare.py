@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,29 +31,24 @@ from .call import Call, Caller, Prepared
 Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
 
 
-@lru_cache(maxsize=1024)
-def _share(collective: str, rank: int, size: int, root: int) -> tuple[bool, bool, bool, bool, bool]:
-    """Return the role of a rank in a collective, derived from the contract's blocks.
+class _Role(NamedTuple):
+    """The role of a rank in a collective."""
 
-    Returns
-    -------
-    brings, gets : bool
-        Whether this rank has an input, and a result.
-    joins, deals : bool
-        Whether the inputs of the ranks are parts of one result, and the results parts of one input.
-    compared : bool
-        Whether every rank has an input, so that its shape can be compared between the ranks.
-    """
-    contract = COLLECTIVES[collective]
-    inputs, outputs, n = (
-        contract.input_blocks,
-        contract.output_blocks,
-        contract.default_blocks(size),
-    )
-    brings, gets = len(inputs(rank, size, root, n)) > 0, len(outputs(rank, size, root, n)) > 0
+    has_input: bool
+    has_result: bool
+    joins: bool  # whether the inputs of the ranks are parts of one result,
+    deals: bool  # and the results parts of one input
+    compared: bool  # whether every rank has an input, whose shape can be compared between the ranks
+
+
+@lru_cache(maxsize=1024)
+def _role(collective: str, rank: int, size: int, root: int) -> _Role:
+    contract, n = COLLECTIVES[collective], COLLECTIVES[collective].default_blocks(size)
+    inputs, outputs = contract.input_blocks, contract.output_blocks
+    has_input, has_result = (len(of(rank, size, root, n)) > 0 for of in (inputs, outputs))
     # On a single rank a part is the whole: asked of two, the first of which is the root.
     joins, deals = len(inputs(0, 2, 0, 2)) == 1, len(outputs(0, 2, 0, 2)) == 1
-    return brings, gets, joins, deals, len(inputs(1, 2, 0, 2)) > 0
+    return _Role(has_input, has_result, joins, deals, compared=len(inputs(1, 2, 0, 2)) > 0)
 
 
 def prepare(
@@ -90,14 +85,14 @@ def prepare(
         if not contract.averages:
             check_no_mean(collective, op, place)
     root = place.check_rank(root, "root") if contract.rooted else 0
-    brings, gets, joins, deals, compared = _share(collective, rank, size, root)
+    has_input, has_result, joins, deals, compared = _role(collective, rank, size, root)
 
     # The input: in the user's shape, and flat.  A rank without one knows the memory to be filled.
     data: Any = None
     source: Any = None
     result: Any = None
-    shown = out if gets else None
-    if brings:
+    shown = out if has_result else None
+    if has_input:
         data = as_input(x, rank, device=True)
         if op is not None:
             check_defined(op, data.dtype, rank)
@@ -129,12 +124,12 @@ def prepare(
     target: Any = None
     staging = None
     in_place = scalar = fresh = False
-    if collective == "broadcast" and brings and out is None:
+    if collective == "broadcast" and has_input and out is None:
         # The root's `x` is the result already: it may be read-only, or a list.
         result, target, in_place, scalar = data, source, True, not shape
         if data is x or (type(data) is np.ndarray and exposed(x, rank) is not None):
             shown = x
-    elif gets:
+    elif has_result:
         if result is None and out is None:
             kind = kind_of_memory(x) if told is None else told[2]
             result, shown = new_result(kind, wanted, dtype, rank, data)
