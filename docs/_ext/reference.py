@@ -51,7 +51,7 @@ def settings_table() -> str:
 def shared_table() -> str:
     """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
     from mpidist.selection.rules import RULES
-    from mpidist.shared_memory import NEEDS
+    from mpidist.shared_memory.in_place import NEEDS
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
     lines += row("collective", "what must be symmetric", '``"auto"`` from', "ranks > cores: from")

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..backends.base import Backend, complete
-from ..calls.arrays import as_input, kind_of_memory
+from ..calls.arrays import as_input, check_shape, kind_of_memory
 from ..calls.prepare import Caller, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_same_call
@@ -41,7 +41,7 @@ from ..selection.estimates import Calibration, Estimates
 from ..selection.names import IPC, SYMMETRIC
 from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
-from ..shared_memory import NEEDS, check_shape
+from ..shared_memory.in_place import NEEDS
 from ..topology import Topology
 from .explain import example_call
 from .objects import Pickled, all_pickled, combined, pickled, reasons, unpickled

@@ -10,16 +10,3 @@ C code        compiled (ctypes bindings), compiled.c, steps.c, module.c
 
 The engine has the executors, which bind schedules to this memory.
 """
-
-from ..calls.arrays import check_shape
-from .heap import Heap, Location
-from .in_place import NEEDS, location_of, memory_key
-
-__all__ = [
-    "NEEDS",
-    "Heap",
-    "Location",
-    "check_shape",
-    "location_of",
-    "memory_key",
-]

@@ -77,18 +77,15 @@ def divisor(call: Call) -> int:
     return call.size if is_mean(call.op) else 0
 
 
-def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
-    """Return slices that cover `count` elements in pieces of at most `nbytes`.
-
-    A piece has at least one element; if `count` is 0, there is one empty slice.
-    """
-    piece = max(1, nbytes // max(itemsize, 1))
-    return [slice(start, min(start + piece, count)) for start in range(0, max(count, 1), piece)]
-
-
 def unowned(x: np.ndarray) -> np.ndarray:
     """Return a view of `x` that does not keep `x` alive."""
     return view_at(address(x), x.size, x.dtype)
+
+
+def pieces_of(count: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
+    """Return slices that cover `count` elements in pieces of `nbytes`, or of one element."""
+    piece = max(1, nbytes // max(itemsize, 1))
+    return [slice(start, min(start + piece, count)) for start in range(0, count, piece)]
 
 
 def push(x: np.ndarray, targets: Sequence[tuple[Any, np.ndarray]]) -> list[Action]:

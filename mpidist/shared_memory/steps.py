@@ -70,12 +70,12 @@ class Steps:
         self._add_call(calls)
 
     def _add_call(self, actions: Sequence[Action]) -> None:
-        def call(sequence: int) -> None:
+        def run_all(sequence: int) -> None:
             for action in actions:
                 action()
 
         if actions:
-            self.call(call)
+            self.call(run_all)
 
     def _add_targeted(self, targeted: TargetedAction) -> None:
         """Add a check that finds a changed target again, and the step bound to the target."""
@@ -161,8 +161,7 @@ class WordAddresses:
     ):
         first = _address(words)
         self._mine = first + 8 * mine
-        addresses = map(first.__add__, map((8).__mul__, others))
-        self._others = (ctypes.c_size_t * len(others))(*addresses)
+        self._others = (ctypes.c_size_t * len(others))(*[first + 8 * n for n in others])
         self._patience = patience
 
     def meeting(self) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from mpidist.schedule import COLLECTIVES
 from mpidist.selection.tuning import TuningTable
-from mpidist.shared_memory import NEEDS
+from mpidist.shared_memory.in_place import NEEDS
 from tests.support.jobs import each_mpi
 from tests.support.processes import end, environment, run
 
