@@ -92,7 +92,7 @@ class _Gone:
     __slots__ = ("start", "test")
 
     def __init__(self, greeting: Greeting):
-        self.start: Action = tuple
+        self.start: Action = tuple  # does nothing, and is no call of Python code
         self.test = greeting.test
 
 
@@ -170,10 +170,8 @@ class CallBinder:
             per_rank = max(1, block_count // call.size)
             largest = -(-max(call.counts) * call.dtype.itemsize // per_rank)
             if not call.even and call.collective == "alltoall":
-                return (
-                    1,
-                    self.pipelining.window,
-                )  # unequal parts: the largest is unknown to each rank
+                # Of unequal parts no rank knows the largest.
+                return 1, self.pipelining.window
         nodes = len(self.groups)
         return self.pipelining.of(algorithm, call.size, nodes, block_count, largest)
 

@@ -87,12 +87,12 @@ class PointToPoint:
 
     def send(self, x: Any, peer: Any, tag: Any) -> None:
         """Send an array."""
-        peer, data = self.peer(peer), self._input(x)
+        peer, data = self.peer(peer), as_input(x, self.place.rank)
         self.wait(self.post(data, self.form(data.dtype, data.shape), peer, tag), _SEND, peer)
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send an array."""
-        peer, data = self.peer(peer, itself=True), self._input(x)
+        peer, data = self.peer(peer, itself=True), as_input(x, self.place.rank)
         return self.begin_send(data, self.form(data.dtype, data.shape), peer, tag)
 
     def begin_send(
@@ -186,10 +186,6 @@ class PointToPoint:
             first.release()
         else:
             self.wait(Run(self.take(first, room, form, peer, tag)).test, _RECV, peer, timeout)
-
-    def _input(self, x: Any) -> np.ndarray:
-        """Return a numpy array of the elements of `x`, a user's argument to send."""
-        return as_input(x, self.place.rank)
 
     def _output(self, out: Any) -> np.ndarray:
         """Return a numpy array on the memory of `out`, a user's argument to receive into."""
