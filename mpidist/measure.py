@@ -198,25 +198,25 @@ class Messenger(Protocol):
         """Wait until all ranks have arrived."""
 
 
-def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int) -> float:
-    """Return the one-way time in seconds of a message of `nbytes` between rank 0 and `peer`.
+def ping_pong(comm: Messenger, peer: int, nbytes: int, repeat: int, first: int = 0) -> float:
+    """Return the one-way time in seconds of a message of `nbytes` between rank `first` and `peer`.
 
     It is the median of `repeat` trips there and back, halved.  All ranks call it; only the result
-    on rank 0 counts.
+    on rank `first` counts.
     """
     import numpy as np
 
     data = np.zeros(nbytes, np.uint8)
     comm.barrier()
-    if comm.rank not in (0, peer):
+    if comm.rank not in (first, peer):
         return 0.0
 
     def there_and_back() -> None:
-        if comm.rank == 0:
+        if comm.rank == first:
             comm.send(data, peer)
             comm.recv(data, peer)
         else:
-            comm.recv(data, 0)
-            comm.send(data, 0)
+            comm.recv(data, first)
+            comm.send(data, first)
 
     return time_call(there_and_back, repeat) / 2

@@ -36,8 +36,6 @@ from ..topology import Topology
 class MeasuredGroup(Messenger, Protocol):
     """The members of a communicator that measurements use."""
 
-    size: int
-
     @property
     def topology(self) -> Topology:
         """The ranks of each node."""
@@ -52,33 +50,8 @@ class MeasuredGroup(Messenger, Protocol):
         """Return the objects of all ranks, in rank order."""
 
 
-def calibrate(comm: MeasuredGroup, nbytes: int = 1 << 20, repeat: int = 20) -> Calibration:
-    """Measure α and β by ping-pong between rank 0 and every other rank, and γ; collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Its ``send`` and ``recv`` are used.  With one rank α and β are 0.
-    nbytes : int
-        Length of the large message, in bytes.
-    repeat : int
-        Round trips counted for each pair and length.
-
-    Returns
-    -------
-    Calibration
-        The same on every rank: medians over the pairs; γ of the slowest rank.
-    """
-    peers = range(1, comm.size)
-    small, large = ([ping_pong(comm, r, n, repeat) for r in peers] for n in (8, nbytes))
-    alpha = median(small) if small else 0.0
-    beta = max(median(large) - alpha, 0.0) / nbytes if large else 0.0
-    alpha, beta = comm.broadcast(np.array([alpha, beta]), root=0).tolist()
-    return Calibration(alpha, beta, float(comm.allreduce(add_cost(), op="max")))
-
-
 SMALL, LARGE = 8, 1 << 20  # bytes of the two messages
-TRIPS = 9  # counted, after two that are not
+TRIPS = 9  # counted, after one that is not
 MOST_PAIRS = 28  # of nodes: all of 8; of more nodes each with the next
 
 
@@ -151,32 +124,10 @@ def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
 
 def _speed(comm: MeasuredGroup, first: int, second: int) -> tuple[float, float]:
     """Return α and β between two ranks, on every rank."""
-    small = _there_and_back(comm, first, second, SMALL)
-    large = _there_and_back(comm, first, second, LARGE)
+    small, large = (ping_pong(comm, second, n, TRIPS, first) for n in (SMALL, LARGE))
     figures = np.array([small, max(large - small, 0.0) / LARGE])
     alpha, beta = comm.broadcast(figures, root=first).tolist()
     return alpha, beta
-
-
-def _there_and_back(comm: MeasuredGroup, first: int, second: int, nbytes: int) -> float:
-    """Return the one-way time of a message of `nbytes` in seconds; valid on rank `first` only.
-
-    It is measured with ``comm.send`` and ``comm.recv``; collective.
-    """
-    comm.barrier()
-    if comm.rank not in (first, second):
-        return 0.0
-    data, times = np.zeros(nbytes, np.uint8), []
-    for _ in range(TRIPS + 2):
-        begun = perf_counter()
-        if comm.rank == first:
-            comm.send(data, second)
-            comm.recv(data, second)
-        else:
-            comm.recv(data, first)
-            comm.send(data, first)
-        times.append(perf_counter() - begun)
-    return median(times[2:]) / 2
 
 
 VARIABLE = "MPIDIST_CALIBRATE"

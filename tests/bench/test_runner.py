@@ -14,7 +14,8 @@ from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plots import as_svg, draw
 from mpidist.bench.report import bench_page
 from mpidist.bench.runner import Series, no_garbage_collection
-from mpidist.engine.calibration import calibrate
+from mpidist.communicator.layers import calibrate
+from mpidist.engine.calibration import measure_links
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.measure import (
     add_cost,
@@ -23,6 +24,7 @@ from mpidist.measure import (
     format_size,
     parse_size,
     parse_sizes,
+    ping_pong,
     round_size,
 )
 from mpidist.schedule import COLLECTIVES, Send, algorithm, algorithms
@@ -111,10 +113,14 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 def test_speeds_of_memory_and_messages_are_positive():
     assert add_cost(1 << 16) > 0
-    found = run_simulated(3, lambda comm: calibrate(comm, 1 << 12, 3))
+    found = run_simulated(3, calibrate)
     assert found[0] == found[1] == found[2]
     assert found[0].alpha > 0 and found[0].beta >= 0 and found[0].gamma > 0
     assert run_simulated(1, calibrate)[0].alpha == 0
+    (link,), near = run_simulated(3, measure_links)[2]
+    assert link.inside and near.alpha == link.alpha > 0 and near.gamma > 0
+    times = run_simulated(3, lambda comm: ping_pong(comm, 2, 8, repeat=3, first=1))
+    assert times[0] == 0 and times[1] > 0
 
 
 QUICK = {"iterations": 1, "budget": 0.05}
