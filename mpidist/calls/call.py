@@ -149,7 +149,7 @@ class Call:
         self.uneven_alltoall = self.collective == "alltoall" and not self.even
 
     @property
-    def fingerprint(self) -> str:
+    def signature(self) -> str:
         """Text that describes the call and must be equal on all ranks."""
         op = f" op={self.op.name}" if self.op is not None else ""
         root = f" root={self.root}" if COLLECTIVES[self.collective].rooted else ""

@@ -1468,7 +1468,7 @@ class Communicator:
                     collective, self._place, x, out, op, commute, root=root, counts=counts
                 )
             if prepared.call.on_device:
-                self._gpu_for(prepared.call.fingerprint)
+                self._gpu_for(prepared.call.signature)
             return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(
@@ -1492,7 +1492,7 @@ class Communicator:
             else:
                 prepared = self._prepare(collective, x, out, op, commute, root, counts)
             if prepared.call.on_device:
-                self._gpu_for(prepared.call.fingerprint)
+                self._gpu_for(prepared.call.signature)
             return self._service.background.begin(prepared, algorithm, key, x, out)
 
     def _prepare(
@@ -1533,7 +1533,7 @@ class Communicator:
             raise
         call, intention = prepared.call, self._service.intention
         when = " in the background" * background + " on a GPU" * call.on_device
-        check_same_call(self._sequencer, f"{call.fingerprint} algorithm={algorithm}{when}")
+        check_same_call(self._sequencer, f"{call.signature} algorithm={algorithm}{when}")
         # Arrays may be symmetric on some ranks only.
         if self._service.heap is not None and not call.on_device:
             self._agreed("", lambda: (intention(call, algorithm, background),))

@@ -128,7 +128,7 @@ class Service:
         executor = chooser.executor(chosen, call, background)
         while not executor.ready:
             # Not the call's text alone: a rank that calls the library announces the same.
-            self.sequencer.set_up(f"{call.fingerprint} by {executor.name}", executor.make_ready)
+            self.sequencer.set_up(f"{call.signature} by {executor.name}", executor.make_ready)
             chooser.forget()
             chosen = chooser.choose(call, algorithm, background)
             executor = chooser.executor(chosen, call, background)
@@ -139,11 +139,11 @@ class Service:
     def describe(
         self, call: Call, executor: Executor, chosen: Candidate, background: bool = False
     ) -> str:
-        """Return the text that ranks compare: the call's fingerprint, and what its executor adds.
+        """Return the text that ranks compare: the call's signature, and what its executor adds.
 
         That is an algorithm, the executor's name, or the location in symmetric memory.
         """
-        operation, agreed = call.fingerprint, executor.agreed(call, chosen.choice)
+        operation, agreed = call.signature, executor.agreed(call, chosen.choice)
         if agreed:
             operation = f"{operation} {agreed}"
         return f"{operation} in the background" if background else operation

@@ -203,7 +203,7 @@ class Chooser:
             candidates = Candidates(call, self.means(call, algorithm, background))
             candidate = choose(candidates, algorithm, self.config, self.estimates)
             if candidate.missing and calibrate is not None:
-                calibrate(call.fingerprint)  # drops all choices made without the constants
+                calibrate(call.signature)  # drops all choices made without the constants
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
                 self._chosen.clear()

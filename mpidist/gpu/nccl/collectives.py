@@ -134,7 +134,7 @@ class NcclQueue:
         event = self.device.event()
         event.record(stream)
         end = None if timeout is None else time.monotonic() + timeout
-        self.watch.add(Queued(event, end, call.fingerprint, check))
+        self.watch.add(Queued(event, end, call.signature, check))
         return event
 
     # -- calls ----------------------------------------------------------------------------------
