@@ -351,7 +351,7 @@ class Binder:
                 known = [set(heard) for _ in item.strands]
                 strands = [
                     self._strand(
-                        s, storage, arena.slot(k % item.window), of_strand(tag, k), known[k]
+                        s, storage, arena.within(k % item.window), of_strand(tag, k), known[k]
                     )
                     for k, s in enumerate(item.strands)
                 ]
@@ -374,7 +374,10 @@ class Binder:
             return [self.round(steps, arena, 0, heard) for steps in strands[0]]
         known = [set(heard) for _ in strands]
         bound: list[list[Round | Side]] = [
-            [self.round(steps, arena.slot(k % window), of_strand(0, k), known[k]) for steps in one]
+            [
+                self.round(steps, arena.within(k % window), of_strand(0, k), known[k])
+                for steps in one
+            ]
             for k, one in enumerate(strands)
         ]
         heard.update(*known)

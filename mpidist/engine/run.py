@@ -266,21 +266,21 @@ def _side(side: Side) -> Iterator[None]:
 
     At most `side.window` run at a time: strand k + window starts when strand k has ended.
     """
-    # Five strands, window 2; a slot takes every second strand, however long the others are, because
+    # Five strands, window 2; a row takes every second strand, however long the others are, because
     # strand k + window has the scratch memory of strand k:
-    #     slot 0:  0 ─── 2 ─────── 4 ──
-    #     slot 1:  1 ─────── 3 ──
+    #     row 0:  0 ─── 2 ─────── 4 ──
+    #     row 1:  1 ─────── 3 ──
     window = side.window
-    slots: list[tuple[int, Iterator[None]] | None] = [
+    rows: list[tuple[int, Iterator[None]] | None] = [
         (k, _strand(side.strands[k])) for k in range(min(window, len(side.strands)))
     ]
     left = len(side.strands)
     while left:
-        for slot, entry in enumerate(slots):
+        for row, entry in enumerate(rows):
             while entry is not None and next(entry[1], True) is True:
                 left -= 1
                 k = entry[0] + window
                 entry = (k, _strand(side.strands[k])) if k < len(side.strands) else None
-                slots[slot] = entry
+                rows[row] = entry
         if left:
             yield

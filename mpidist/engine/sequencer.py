@@ -34,10 +34,11 @@ from .work import UNSET, keep
 
 Serve = Callable[[int], Any]
 """Serves an operation, or a part of it; argument: the operation's number."""
-Run = Callable[[], None]
-"""Serves a call again, as the next operation."""
-Made = Callable[[Callable[[], Any], Callable[[Any], object]], Run]
-"""``made(take, put)`` returns the Run that enters the communicator's door by them, and leaves."""
+Made = Callable[[Callable[[], Any], Callable[[Any], object]], Callable[[], None]]
+"""``made(take, put)`` returns the function that serves a call again, as the next operation.
+
+It enters the communicator's door by them, and leaves.
+"""
 Held = Callable[[], tuple[object, ...]]
 """Returns the memory to keep if an operation does not end: messages may still be stored there."""
 
@@ -55,12 +56,6 @@ class Sequencer:
         Number of the native call that this rank is in, for the watchdog; 0 outside of any.
     timeout : float or None
         Seconds until the deadline of a wait; None for no deadline.
-    door : Door
-        Admits one caller at a time, until the communicator is broken.
-    freed : bool
-        Whether it cannot be used because it was freed.
-    reports, engine : Reports, Engine
-        The writer of error reports, and the engine that runs programs.
     behind : callable
         ``behind()`` returns the ranks that have not reached a barrier in symmetric memory.
     start_natives : callable
@@ -181,7 +176,7 @@ class Sequencer:
         arrive, sequencer, door = self.arrival(operation), self, self.door
         self._guard()
 
-        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Run:
+        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
             def run() -> None:
                 try:
                     token = take()
@@ -218,7 +213,7 @@ class Sequencer:
         fingerprint = reports.fingerprint(operation, meets=False)
         sequencer, door = self, self.door
 
-        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Run:
+        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
             def run() -> None:
                 try:
                     token = take()
@@ -257,7 +252,7 @@ class Sequencer:
         """
         turns, sequencer, door = len(kernels), self, self.door
 
-        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Run:
+        def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
             def run() -> None:
                 try:
                     token = take()

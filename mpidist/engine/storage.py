@@ -244,14 +244,14 @@ class MessageScratch:
     """Scratch memory for the messages of one strand (a list of rounds); each round reuses it.
 
     `buffers` are its arrays, `taken` of them in use in this round; `elements` counts all that were
-    allocated.  Strands inside it that run concurrently have their own scratch memory, in `slots`.
+    allocated.  Strands inside it that run concurrently have their own scratch memory, in `inner`.
     """
 
     memory: Memory
     buffers: list[Any] = field(default_factory=list)
     taken: int = 0
     elements: int = 0
-    slots: dict[int, MessageScratch] = field(default_factory=dict)
+    inner: dict[int, MessageScratch] = field(default_factory=dict)
 
     def take(self, n: int) -> Piece:
         """Return memory for `n` elements that no other message of this round uses."""
@@ -264,10 +264,10 @@ class MessageScratch:
             self.elements += n + 1
         return self.buffers[index], 0, n
 
-    def slot(self, k: int) -> MessageScratch:
+    def within(self, k: int) -> MessageScratch:
         """Return the scratch memory number `k`, for inner strands that run one after the other."""
-        return self.slots.setdefault(k, MessageScratch(self.memory))
+        return self.inner.setdefault(k, MessageScratch(self.memory))
 
     def total(self) -> int:
-        """Return the number of scratch elements held, including those in `slots`."""
-        return self.elements + sum(a.total() for a in self.slots.values())
+        """Return the number of scratch elements held, including those in `inner`."""
+        return self.elements + sum(a.total() for a in self.inner.values())
