@@ -55,19 +55,17 @@ class Background:
         executor, chosen = self._choose(call, algorithm, True)
         operation = self._describe(call, executor, chosen, True)
         bound: Bound | None = None
-        if call.on_device:
-            program = executor.bind(call, chosen.choice, background=True)
-            if program.begin is not None:  # its own calls are announced
-                return program.begin(prepared.give)
-        else:
+        if not call.on_device:
             address = ("background", *key_of(call, algorithm))
             bound = self._programs.get_or_bind(
                 address, call, self._bind, executor, chosen, operation
             )
-            if bound is None:
-                program = executor.bind(call, chosen.choice, background=True)
-            else:
-                program = bound.program
+        if bound is not None:
+            program = bound.program
+        else:
+            program = executor.bind(call, chosen.choice, background=True)
+            if program.begin is not None:  # of a GPU; its own calls are announced
+                return program.begin(prepared.give)
         work = self._start(program, operation, chosen.name, prepared.give)
         if bound is not None and key is not None and prepared.gives(x, out):
             self._programs.repeat(key, call, bound, x, out)
@@ -76,24 +74,16 @@ class Background:
     def _bind(self, call: Call, executor: Executor, chosen: Candidate, operation: str) -> Bound:
         """Bind a call for its repetition."""
         program = executor.bind(to_keep(call), chosen.choice, background=True)
-        run = self._again(program, operation, chosen.name)
-        return Bound([program], run, served=served_by(call, executor, chosen))
-
-    def _again(self, program: Program, operation: str, how: str) -> Callable[[Any], Work]:
-        """Return ``begin(result)``, which begins a kept program again, from outside the door."""
         door = self._sequencer.door
 
         def begin(result: Any) -> Work:
             with door:
-                return self._start(program, operation, how, lambda: result)
+                return self._start(program, operation, chosen.name, lambda: result)
 
-        return begin
+        return Bound([program], begin, served=served_by(call, executor, chosen))
 
     def _start(self, program: Program, operation: str, how: str, give: Callable[[], Any]) -> Work:
-        """Start a program as the next operation; return its Work, with result ``give()``.
-
-        `how` names its executor or algorithm.
-        """
+        """Start a program as the next operation; return its Work, with result ``give()``."""
         sequencer = self._sequencer
         sequence = sequencer.sequence + 1
         try:
@@ -125,10 +115,7 @@ class Background:
         sequence: int,
         how: str,
     ) -> Work:
-        """Return the user's Work of a started program, polled by `poll`, with result ``give()``.
-
-        An error in the program breaks the communicator.  `how` names its executor or algorithm.
-        """
+        """Return the user's Work of a started program, polled by `poll`, with result ``give()``."""
         sequencer, door = self._sequencer, self._sequencer.door
 
         def test() -> bool:
@@ -189,9 +176,8 @@ class Background:
         """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.
 
         If a pending program uses the slot, this method waits until it has ended.  It is called
-        before the program's first action, because kernels in shared memory synchronise the ranks
-        by words in shared memory that belong to the slot too.
-        `operation` and `how` (its executor or algorithm) are for the error of a passed deadline.
+        before the program's first action, because kernels in shared memory synchronise the ranks by
+        words in shared memory that belong to the slot too.
         """
         # All ranks begin the same operations in the same order, so they count alike.  Waiting for a
         # slot cannot deadlock: its operation was begun earlier, every wait polls all that this rank
