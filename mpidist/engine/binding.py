@@ -126,10 +126,7 @@ class CallBinder:
         arity: int,
         persistent: bool = True,
     ) -> Program:
-        """Return a new program: the call's schedule, bound to its arrays.
-
-        `arity` is the default arity of a tree; `persistent` is as for :class:`Binder`.
-        """
+        """Return a new program: the call's schedule, bound to its arrays."""
         algorithm, contract = choice.algorithm, COLLECTIVES[call.collective]
         count = algorithm.block_count(call.size, groups=self.groups)
         segments, window = self._segments(call, algorithm, count)

@@ -174,10 +174,7 @@ def calibrate_shortly(
 def _rates(
     backend: Backend, peer: int, share: float, deadline: float | None
 ) -> tuple[float, float]:
-    """Return α and β between rank 0 and `peer`; valid on rank 0 only.
-
-    A short and a long message are measured, each for about `share` seconds.
-    """
+    """Return α and β between rank 0 and `peer`, by a short and a long message; on rank 0 only."""
     small = _ping_pong(backend, peer, SMALL, share, deadline)
     large = _ping_pong(backend, peer, _SHORTER, share, deadline)
     return small, max(large - small, 0.0) / _SHORTER

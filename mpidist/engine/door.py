@@ -85,10 +85,7 @@ class Door:
         _doors.add(self)
 
     def close(self, reason: str) -> None:
-        """Let nobody enter from now on; the callers' error gives the latest `reason`.
-
-        But in a forked child it stays the fork.
-        """
+        """Let nobody enter from now on, for the latest `reason`, in a forked child for the fork."""
         if not self.forked:
             self.broken = reason
             self._tokens.clear()

@@ -26,7 +26,7 @@ def kernel_runner(sequencer: Sequencer, operation: str, how: str, kernel: Progra
     """Return ``serve(sequence)``, which runs a whole kernel as operation number `sequence`.
 
     It runs the actions before the arrival, announces this rank, waits for all ranks, and runs the
-    kernel's phases.  The report of a passed deadline names the algorithm by `how`.
+    kernel's phases.
     """
     words = sequencer.board_words()
     if words is not None:
@@ -75,10 +75,7 @@ def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Action
 
 
 def _barrier_wait(sequencer: Sequencer, operation: str, how: str, barrier: Barrier) -> Serve:
-    """Return ``wait(sequence)``, which waits in a barrier that this rank has already reached.
-
-    It raises at the deadline; the error names the operation and its algorithm `how`.
-    """
+    """Return ``wait(sequence)``, which waits in a barrier that this rank has already reached."""
     lines = barrier.lines
     words, mine, all_others = lines.words, lines.mine[0], lines.others[0]
     patience, awaits = lines.patience, barrier.awaits

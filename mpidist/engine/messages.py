@@ -210,10 +210,7 @@ class PointToPoint:
     def take(
         self, first: Any, room: Room, form: Form | None, peer: int | None, tag: int
     ) -> Iterator[None]:
-        """Receive a message into `room`, once its header has arrived in `first`.
-
-        A generator, which yields while a part of the message is missing.
-        """
+        """Receive a message into `room`, its header in `first`; yield while parts are missing."""
         # sender                              receiver, once the header has arrived
         # header and elements, ≤ 8 KiB ─────▶ form equal ?  yes: store        no: raise
         # header ───────────────────────────▶ form equal ?  yes               no
@@ -345,10 +342,7 @@ class PointToPoint:
         subject: Any,
         timeout: Any = UNSET,
     ) -> None:
-        """Wait until ``test()`` is true; past the deadline, break the communicator and raise.
-
-        ``describe(subject)`` describes the messages for the report.
-        """
+        """Wait until ``test()`` is true; past the deadline, break the communicator and raise."""
         sequencer = self.sequencer
         try:
             if test():  # as most messages are complete by now, nothing is prepared for a wait
@@ -394,10 +388,7 @@ class PointToPoint:
     # -- objects ----------------------------------------------------------------------------------
 
     def send_object(self, value: Any, peer: Any, tag: Any = 0, kind: str = "object") -> None:
-        """Send any object that can be pickled.
-
-        `kind` chooses the range of tags: "object", or "group" while a group is made.
-        """
+        """Send any object that can be pickled."""
         peer, data = self.peer(peer), as_bytes(value, self.place.rank)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
         self.wait(self.post(data, form, peer, tag, kind), _SEND, peer)
@@ -518,8 +509,7 @@ class PendingReceives:
 def _head(nbytes: int, follows: int, text: bytes) -> bytes:
     """Return the header of a message, padded to a multiple of 16 bytes.
 
-    `follows` is the number of the tag on which the elements follow, 0 if they are in the same
-    message.
+    `follows` is the number of the elements' tag, 0 if they are in the same message.
     """
     head = _HEAD.pack(nbytes, follows, len(text)) + text
     return head + b" " * (-len(head) % 16)

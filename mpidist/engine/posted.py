@@ -29,10 +29,7 @@ class PostedMessages:
         self._first_tag, self._width = messages.wire_tag("posted", 0), messages.width
 
     def post_send(self, x: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
-        """Post the send of the elements of `x`.
-
-        If `checked`, a header precedes them, by which the receiver compares the length.
-        """
+        """Post the send of the elements of `x`, if `checked` behind a header with their length."""
         messages, data, wire = self._messages, x, self._wire(peer, tag)
         if type(x) is not np.ndarray or x.ndim != 1 or not x.flags.carray or x.dtype.hasobject:
             data = self._contiguous(as_input(x, self._place.rank), "x")

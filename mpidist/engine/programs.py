@@ -218,10 +218,7 @@ class Programs:
     # -- looking up -----------------------------------------------------------------------------
 
     def find(self, key: Hashable, x: Any, out: Any) -> Repeated | None:
-        """Return the bound call made earlier with these same arguments, or None.
-
-        The `key` has the arguments, arrays by their identity.
-        """
+        """Return the call bound earlier with the same arguments (`key` has arrays by identity)."""
         try:
             found = self._repeated.get(key)
         except TypeError:  # an argument that cannot be hashed; the checks report it

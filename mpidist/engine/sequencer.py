@@ -81,10 +81,7 @@ class Sequencer:
     # -- running --------------------------------------------------------------------------------
 
     def run(self, program: Program, operation: str, how: str, *memory: object) -> None:
-        """Run a program as the next operation, blocking.
-
-        `memory` is kept if the operation does not end: messages may still be stored there.
-        """
+        """Run a program as the next operation, blocking; keep `memory` if it does not end."""
         meets = program.meets
         if not program.announced or (meets and self.backend.native is None):
             # Backends without calls of a library underneath keep deadlines themselves.
@@ -123,10 +120,7 @@ class Sequencer:
         return sequence
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
-        """Wait until every rank has left the operation that used a slot last; record this use.
-
-        A staging slot is shared memory through which private arrays are copied.
-        """
+        """Wait until every rank has left the operation that used a slot last; record this use."""
         # A rank that announces `last + 1` has left `last`.  The slots take turns by the number, so
         # `last + 1` < `sequence`: this rank has been there, and nobody waits here for one who waits
         # here.  `met` saves reading the board: ranks that have met after `last` have left it.
@@ -137,10 +131,7 @@ class Sequencer:
         self._slot_used[slot] = sequence
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
-        """Run the rounds of a program, blocking, after its operation has been announced.
-
-        `how` names its executor or algorithm, for reports.
-        """
+        """Run the rounds of a program, blocking, after its operation has been announced."""
         program.tags[0] = 0
         if program.named is not None:
             program.named.name(sequence, operation, self.backend.board.fingerprint(sequence))
@@ -169,10 +160,7 @@ class Sequencer:
     # took 45 ns more, of the 900 of a sum in symmetric memory on one rank.
 
     def repeated_library_call(self, operation: str, actions: Sequence[Action], held: Held) -> Made:
-        """Return how to make the function that runs a native call, once all ranks have arrived.
-
-        ``held()`` returns the memory to keep if an operation does not end.
-        """
+        """Return how to make the function that runs a native call, once all ranks have arrived."""
         arrive, sequencer, door = self.arrival(operation), self, self.door
         self._guard()
 
@@ -204,11 +192,7 @@ class Sequencer:
     def repeated_messages(
         self, operation: str, how: str, programs: Sequence[Program], held: Held
     ) -> Made:
-        """Return how to make the function that runs the programs of an algorithm with messages.
-
-        They take turns.  `how` names the algorithm; ``held()`` is as for
-        :meth:`repeated_library_call`.
-        """
+        """Return how to make the function that runs programs with messages, which take turns."""
         announce, reports, turns = self.backend.board.announce, self.reports, len(programs)
         fingerprint = reports.fingerprint(operation, meets=False)
         sequencer, door = self, self.door
@@ -247,8 +231,8 @@ class Sequencer:
     ) -> Made:
         """Return how to make the function that runs a kernel in shared memory.
 
-        `kernels` take turns: a staging slot (shared memory through which arrays are copied) or
-        None, and ``serve(sequence)``, which runs the kernel and all its waits.
+        `kernels` take turns: a staging slot or None, and ``serve(sequence)``, which runs the kernel
+        and all its waits.
         """
         turns, sequencer, door = len(kernels), self, self.door
 
@@ -302,10 +286,7 @@ class Sequencer:
         self.met = sequence
 
     def arrival(self, operation: str) -> Serve:
-        """Return ``arrive(sequence)``, which announces an operation and waits for all ranks.
-
-        It raises at the deadline, and if the ranks' operations differ.
-        """
+        """Return ``arrive(sequence)``, which announces an operation and waits for all ranks."""
         fingerprint = self.reports.fingerprint(operation)
 
         def keep_waiting(sequence: int) -> None:

@@ -93,10 +93,7 @@ class Service:
         return None
 
     def calibrate(self, operation: str = "calibrate") -> Calibration:
-        """Measure the cost model's constants now, and drop the choices made before; collective.
-
-        `operation` is the call that needs them.
-        """
+        """Measure the cost model's constants now, and drop the choices made before; collective."""
         backend, groups, sequencer = self.backend, self.topology.groups, self.sequencer
         # A rank that is alone on its node would have nobody to read from.
         heap = self.heap if min(map(len, self.groups)) > 1 else None

@@ -166,10 +166,7 @@ class Work:
     def complete(
         self, timeout: float | None = UNSET, look: Callable[[], bool] | None = None
     ) -> None:
-        """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door.
-
-        `look` polls the operation; by default :meth:`_look`.
-        """
+        """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door."""
         if not self._done:
             self._wait(look or self._look, timeout)
             self._end()
