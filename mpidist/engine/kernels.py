@@ -56,8 +56,8 @@ def _compiled(
     for barrier, actions in phases:
         lines, awaits = barrier.lines, barrier.awaits
         wait = _barrier_wait(sequencer, operation, how, barrier)
-        at_runs = isinstance(awaits, ConditionalAction)  # is known whom to wait for
-        others = () if at_runs else barrier.awaited_words(0)
+        # An action says at each run whom to wait for, and the step after this one asks it.
+        others = () if isinstance(awaits, ConditionalAction) else barrier.awaited_words(0)
         steps.meet(WordAddresses(lines.words, lines.mine[0], others, lines.patience), wait)
         if isinstance(awaits, ConditionalAction):
             steps.conditional(awaits, wait)

@@ -22,12 +22,7 @@ from ..backends.tags import tags_of
 from ..calls.arrays import as_input, as_output, flat
 from ..calls.call import words_of
 from ..calls.prepare import Caller
-from ..errors import (
-    CollectiveTimeout,
-    MessageMismatch,
-    RankFailed,
-    unpicklable,
-)
+from ..errors import CollectiveTimeout, MessageMismatch, RankFailed, unpicklable
 from .run import Engine, Run, discard
 from .sequencer import Sequencer
 from .work import UNSET, Work, sweep

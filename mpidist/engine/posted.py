@@ -58,6 +58,7 @@ class PostedMessages:
 
     def _wire(self, peer: Any, tag: Any) -> int:
         """Check peer and tag of a posted message; return the tag that the backend uses for it."""
+        # One expression for the usual message; the checks behind it say what is wrong.
         if (
             type(tag) is not int
             or type(peer) is not int
@@ -81,10 +82,7 @@ class PostedMessages:
         return data.reshape(-1)
 
     def wait_all(
-        self,
-        messages: Iterable[PostedMessage],
-        what: str | Callable[[], str] | None,
-        timeout: Any,
+        self, messages: Iterable[PostedMessage], what: str | Callable[[], str] | None, timeout: Any
     ) -> None:
         """Wait until all posted messages are complete; see :meth:`Communicator.wait_all`."""
         if what is not None and not callable(what) and not (isinstance(what, str) and what.strip()):

@@ -22,10 +22,7 @@ class Reports:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        behind: Callable[[], tuple[int, ...]],
-        current: Callable[[], int],
+        self, backend: Backend, behind: Callable[[], tuple[int, ...]], current: Callable[[], int]
     ):
         self._backend, self._behind, self._current = backend, behind, current
         self._roll_call = backend.roll_call

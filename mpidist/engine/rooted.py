@@ -31,12 +31,7 @@ _UNREACHED = 0  # note: whether a rank cannot reach the root's array
 
 
 def rooted_program(
-    call: Call,
-    reached: Binding,
-    apart: Binding,
-    heap: Heap,
-    tags: list[int],
-    last: bool = True,
+    call: Call, reached: Binding, apart: Binding, heap: Heap, tags: list[int], last: bool = True
 ) -> Program:
     """Return the program of a call that is bound to two schedules.
 

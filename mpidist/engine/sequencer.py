@@ -244,7 +244,7 @@ class Sequencer:
                     token = door.take_or_refuse()
                 sequencer.sequence = sequence = sequencer.sequence + 1
                 try:
-                    slot, serve = kernels[sequence % turns]
+                    slot, serve = kernels[sequence % turns]  # by the number: on all ranks alike
                     if slot is not None:
                         sequencer.take_slot(slot, sequence, operation, how)
                     serve(sequence)
@@ -444,6 +444,9 @@ class Sequencer:
         no number `sequence`, as of a message, this rank begins no further operation.  `memory` is
         kept, as messages may still be stored there.  `elsewhere` is whether MPI may be called, to
         notify ranks of other nodes: not by a thread of its own.
+
+        It is raised ``from error.__cause__``: the traceback shows one error and its cause, and not
+        the one from which it was translated.
         """
         known = self.broken is not None and isinstance(error, CommunicatorBroken)
         if known or getattr(error, "harmless", False):

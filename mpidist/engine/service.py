@@ -179,10 +179,7 @@ class Service:
                 operation = purpose + self.describe(call, executor, chosen)
                 turn = (self.sequencer.sequence + 1) % executor.turns
                 self.sequencer.run(
-                    executor.bind(call, chosen.choice, turn=turn),
-                    operation,
-                    chosen.name,
-                    prepared,
+                    executor.bind(call, chosen.choice, turn=turn), operation, chosen.name, prepared
                 )
                 return prepared.give()
         if self.note is not None and bound.served is not None:

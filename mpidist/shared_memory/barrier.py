@@ -101,12 +101,7 @@ class Barrier:
 
     __slots__ = ("lines", "awaits", "_tags", "_count", "_others", "_patience")
 
-    def __init__(
-        self,
-        lines: BarrierLines,
-        tags: list[int],
-        awaits: AwaitedRanks = None,
-    ):
+    def __init__(self, lines: BarrierLines, tags: list[int], awaits: AwaitedRanks = None):
         self.lines, self.awaits, self._tags = lines, awaits, tags
         self._count, self._others, self._patience = 0, lines.others[0], NO_PATIENCE
 

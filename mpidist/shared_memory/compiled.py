@@ -77,11 +77,7 @@ class Meeting(ctypes.Structure):
 class Check(ctypes.Structure):
     """The C type ``struct check``: words, and the values with which a Python call is skipped."""
 
-    _fields_ = (
-        ("words", ctypes.c_void_p),
-        ("expected", ctypes.c_void_p),
-        ("count", ctypes.c_int),
-    )
+    _fields_ = (("words", ctypes.c_void_p), ("expected", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
 class Step(ctypes.Structure):

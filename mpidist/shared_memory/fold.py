@@ -82,7 +82,7 @@ def _by_piece(
     for start in range(0, count, piece):
         part = slice(start, min(start + piece, count))
         first, copy, others = targets[0][part], store, targets[1:]
-        if streamed:
+        if streamed:  # combined in the cache, and from there stored past it in all targets
             first = _scratch_array(scratch, "result", first.size, first.dtype)
             copy, others = stream, targets
         actions.extend(combine([x[part] for x in inputs], first, scratch))
