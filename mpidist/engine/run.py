@@ -162,45 +162,20 @@ def discard(some: MutableSequence[Any], one: object) -> None:
         pass
 
 
-class Steps:
-    """The steps of a generator, which several threads may take, one at a time.
-
-    A thread that waits polls the operations it began on other communicators, beside the thread
-    that waits for them.
-    """
-
-    __slots__ = ("_left",)
-
-    def __init__(self, steps: Iterator[None]):
-        self._left = [steps]
-
-    def take(self) -> bool:
-        """Take a step; return whether it was the last one.
-
-        It is False too while a step is being taken, by another thread or by what this call
-        interrupts, and after an exception of the generator, which one caller gets.
-        """
-        try:
-            steps = self._left.pop()
-        except IndexError:
-            return False
-        if next(steps, True) is True:
-            return True
-        self._left.append(steps)
-        return False
-
-
 class Run:
     """What runs in the background, a program or a receive, polled until it has ended.
 
     Its steps yield while a message is missing.  A program is busy until it has ended; after an
     `error` it is for ever.
+
+    Several threads may poll it, and one at a time takes a step: a thread that waits polls the
+    operations it began on other communicators, beside the thread that waits for them.
     """
 
     __slots__ = ("_steps", "_program", "done", "error")
 
     def __init__(self, steps: Iterator[None], program: Program | None = None):
-        self._steps, self._program = Steps(steps), program
+        self._steps, self._program = [steps], program  # empty while a step is taken
         self.done = False
         self.error: BaseException | None = None
         if program is not None:
@@ -212,7 +187,7 @@ class Run:
             raise self.error
         if not self.done:
             try:
-                if self._steps.take():
+                if self._take_step():
                     self.done = True
                     if self._program is not None:
                         self._program.busy = False
@@ -220,6 +195,20 @@ class Run:
                 self.error = error
                 raise
         return self.done
+
+    def _take_step(self) -> bool:
+        """Take a step; return whether it was the last one.
+
+        It is False too while another thread takes a step, or what this call interrupts.
+        """
+        try:
+            steps = self._steps.pop()  # atomic
+        except IndexError:
+            return False
+        if next(steps, True) is True:
+            return True
+        self._steps.append(steps)
+        return False
 
     def ended(self) -> bool:
         """Poll; return whether it has ended or failed."""
