@@ -7,7 +7,7 @@ bound to, a barrier a word to write and words to wait for.  All other actions st
                   ◄── number of that step, or -1 at the end
     Python runs the step's function, and run() goes on behind it
 
-Used by ``engine/kernels.py``, and for arrivals by ``engine/sequencer.py``.
+Used by ``engine/repeated.py``, and for arrivals by ``engine/sequencer.py``.
 """
 
 from __future__ import annotations
