@@ -170,7 +170,7 @@ class Background:
             end()
             return give()
 
-        return Work(test, lambda look, timeout: compare(), ended, door=sequencer.door)
+        return Work(test, lambda test, timeout: compare(), ended, door=sequencer.door)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
         """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.

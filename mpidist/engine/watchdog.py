@@ -49,11 +49,11 @@ class Watchdog:
             for sequencer in sequencers:
                 if sequencer.timeout is not None:
                     tick = min(tick, sequencer.timeout / 4)
-                    self._look(sequencer, sequencer.timeout)
+                    self._check(sequencer, sequencer.timeout)
             del sequencers
             time.sleep(tick)
 
-    def _look(self, sequencer: Sequencer, timeout: float) -> None:
+    def _check(self, sequencer: Sequencer, timeout: float) -> None:
         inside = sequencer.inside
         if not inside:
             self._seen.pop(id(sequencer), None)

@@ -118,11 +118,11 @@ class Work:
 
     def poll(self) -> bool:
         """Poll, as :meth:`test` does, for a caller that is inside the communicator's door."""
-        if not self._done and self._look():
+        if not self._done and self._poll():
             self._end()
         return self._done
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         if self._error is not None:
             raise self._error
         try:
@@ -150,25 +150,25 @@ class Work:
             door = self._door
             held = [door.enter_pending()]
 
-            def look() -> bool:
-                if self._done or self._look():
+            def poll() -> bool:
+                if self._done or self._poll():
                     return True
                 door.give_way(held)
                 return False
 
             try:
-                self.complete(timeout, look)
+                self.complete(timeout, poll)
             finally:
                 if held:
                     door.leave(held[0])
         return self._result
 
     def complete(
-        self, timeout: float | None = UNSET, look: Callable[[], bool] | None = None
+        self, timeout: float | None = UNSET, poll: Callable[[], bool] | None = None
     ) -> None:
         """Wait, as :meth:`wait` does, for a caller that is inside the communicator's door."""
         if not self._done:
-            self._wait(look or self._look, timeout)
+            self._wait(poll or self._poll, timeout)
             self._end()
 
     def _end(self) -> None:

@@ -24,6 +24,6 @@ def test_deadline_is_of_one_call(monkeypatch, calls, ended):
     dog, service = watchdog.Watchdog(), SimpleNamespace(inside=0)
     monkeypatch.setattr(dog, "_end", lambda service, sequence, timeout: found.append(sequence))
     for service.inside in calls:
-        dog._look(service, 2.5)
+        dog._check(service, 2.5)
         now[0] += 1.0
     assert found == ended
