@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from ..calls.call import Call
 from ..schedule.registry import Choice
@@ -10,6 +11,22 @@ from .program import Program
 
 MESSAGES = "messages"
 """The value of :attr:`Executor.memory` for schedules that only send messages."""
+
+
+class Use(NamedTuple):
+    """What a program is bound for; by default for one blocking run."""
+
+    background: bool = False
+    repeated: bool = False  # it will be kept and run again, so that more work in binding pays
+    turn: int = 0  # its index among the `turns` programs of the call
+
+    @property
+    def persistent(self) -> bool:
+        """Whether its messages are persistent requests: not in the background, as tags change."""
+        return self.repeated and not self.background
+
+
+ONCE = Use()
 
 
 class Executor:
@@ -47,7 +64,7 @@ class Executor:
             def why_not(self, call, algorithm, background):
                 return None if call.size == 1 and call.op else "needs one rank"
 
-            def bind(self, call, choice, *, background=False, repeated=False, turn=0):
+            def bind(self, call, choice, use=ONCE):
                 return Program([Round((), None, (store(call.out, call.x),))])
     """
 
@@ -61,15 +78,9 @@ class Executor:
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return why this executor cannot serve a call, as a sentence, or None if it can.
 
-        Parameters
-        ----------
-        call : Call
-            The call.
-        algorithm : Choice or str
-            The schedule that the call names, asked only of an executor that runs schedules (see
-            :attr:`memory`); else the call's ``algorithm=``: "auto", or an executor's name.
-        background : bool
-            Whether the call is one in the background.
+        `algorithm` is the schedule that the call names, asked only of an executor that runs
+        schedules (see :attr:`memory`); else the call's ``algorithm=``: "auto", or an executor's
+        name.
         """
         raise NotImplementedError
 
@@ -107,34 +118,10 @@ class Executor:
         """
         return None
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Return the program of a call that this executor can serve, bound to the call's memory.
 
-        Parameters
-        ----------
-        call : Call
-            The call.
-        choice : Choice or None
-            The algorithm, for an executor that runs algorithms; None for the others.
-        background : bool
-            Whether the program is to run in the background.
-        repeated : bool
-            Whether the program will be kept and run again, so that more work in binding pays.
-        turn : int
-            Index of the program among the `turns` programs of the call.
-
-        Returns
-        -------
-        Program
-            The program.  It must not keep the call's arrays alive: a cached program is dropped when
-            they are garbage-collected.
+        `choice` is the schedule that the call names, or None.  The program must not keep the call's
+        arrays alive: a cached program is dropped when they are garbage-collected.
         """
         raise NotImplementedError

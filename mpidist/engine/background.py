@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..backends.executor import Executor
+from ..backends.executor import Executor, Use
 from ..backends.program import Program
 from ..backends.tags import tags_of
 from ..calls.call import Call
@@ -20,6 +20,7 @@ from .work import UNSET, Work, sweep
 
 Choose = Callable[[Call, str, bool], tuple[Executor, Candidate]]
 Describe = Callable[[Call, Executor, Candidate, bool], str]
+_BACKGROUND = Use(background=True)
 
 
 class Background:
@@ -63,7 +64,7 @@ class Background:
         if bound is not None:
             program = bound.program
         else:
-            program = executor.bind(call, chosen.choice, background=True)
+            program = executor.bind(call, chosen.choice, _BACKGROUND)
             if program.begin is not None:  # of a GPU; its own calls are announced
                 return program.begin(prepared.give)
         work = self._start(program, operation, chosen.name, prepared.give)
@@ -73,7 +74,7 @@ class Background:
 
     def _bind(self, call: Call, executor: Executor, chosen: Candidate, operation: str) -> Bound:
         """Bind a call for its repetition."""
-        program = executor.bind(to_keep(call), chosen.choice, background=True)
+        program = executor.bind(to_keep(call), chosen.choice, _BACKGROUND)
         door = self._sequencer.door
 
         def begin(result: Any) -> Work:

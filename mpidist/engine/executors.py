@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backends.base import Backend, PendingArrival, Transfer
-from ..backends.executor import MESSAGES, Executor
+from ..backends.executor import MESSAGES, ONCE, Executor, Use
 from ..backends.program import Program, Round, library_call
 from ..calls.call import Call
 from ..schedule.registry import Choice
@@ -46,18 +46,10 @@ class NativeExecutor(Executor):
             return f"the {self._backend.name} backend has no collectives of its own"
         return native.why_not(call)
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         backend, native = self._backend, self._backend.native
         assert native is not None
-        if not background:
+        if not use.background:
             return library_call(*native.actions(call))
         before, transfer, after = native.started(call)
         compared: _Compared | None = None
@@ -148,19 +140,10 @@ class MessagesExecutor(Executor):
         assert choice is not None
         return f"by {choice.name}"
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         assert choice is not None
         memory, arity = HostMemory(call.dtype), choice.arity or self._arity
-        persistent = repeated and not background  # there the tags change
-        return self._binder.program(self._backend, memory, call, choice, arity, persistent)
+        return self._binder.program(self._backend, memory, call, choice, arity, use.persistent)
 
 
 EXECUTORS: list[Any] = [NativeExecutor, Symmetric, Staged, SingleCopy, MessagesExecutor]

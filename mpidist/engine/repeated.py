@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.board import STORES_KEEP_ORDER, fence
-from ..backends.executor import Executor
+from ..backends.executor import Executor, Use
 from ..backends.program import Program, Round
 from ..backends.waiting import spin
 from ..calls.call import Call
@@ -42,10 +42,9 @@ def repeated(
     `owners` of the call's memory are kept if an operation does not end; by default the arrays of
     `call` belong to the bound call.
     """
-    bind, choice, how, call = executor.bind, chosen.choice, chosen.name, to_keep(call)
-    programs = [bind(call, choice, repeated=True)]
-    for turn in range(1, executor.turns):
-        programs.append(bind(call, choice, repeated=True, turn=turn))
+    choice, how, call = chosen.choice, chosen.name, to_keep(call)
+    uses = [Use(repeated=True, turn=turn) for turn in range(executor.turns)]
+    programs = [executor.bind(call, choice, use) for use in uses]
     first, watched = programs[0], list(map(weakref.ref, owners or ()))
 
     own = (call.x, call.out) if owners is None else ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..backends.executor import Executor
+from ..backends.executor import ONCE, Executor, Use
 from ..backends.program import Action, Program
 from ..calls.call import Call
 from ..operations import divides_first, find_op
@@ -48,7 +48,7 @@ class ScheduleExecutor(Executor):
         raise NotImplementedError
 
     def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
-        """Return a plan bound to the arrays of a call; `tags` is ``Program.tags``."""
+        """Return a plan bound to a call; `tags` is ``Program.tags``, `turn` that of a `Use`."""
         raise NotImplementedError
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
@@ -65,26 +65,17 @@ class ScheduleExecutor(Executor):
         """Return the plan of a schedule for the ranks and the root of a call."""
         return self._plans.find(call, choice, pieces)
 
-    def program(
-        self,
-        call: Call,
-        plan: Plan,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-        slot: int | None = None,
-    ) -> Program:
-        """Bind a call to a schedule: return its new program; the parameters are those of `bind`."""
+    def program(self, call: Call, plan: Plan, use: Use = ONCE, slot: int | None = None) -> Program:
+        """Bind a call to a schedule: return its new program."""
         tags = [0]
         first: list[Action] = []
         if not plan.phases.complete and divides_first(call.op, call.dtype):
             call = _divided(call, first)
-        binding = self.binding(plan, call, tags, turn)
+        binding = self.binding(plan, call, tags, use.turn)
         binding.before[:0] = first
-        if not (background or plan.mixed):
+        if not (use.background or plan.mixed):
             return binding.kernel(slot)
-        persistent = repeated and not background
-        return binding.program(self._host.backend, self.arrival(tags), persistent, slot)
+        return binding.program(self._host.backend, self.arrival(tags), use.persistent, slot)
 
     def arrival(self, tags: list[int]) -> BoardArrival:
         """Return the arrival of all ranks of the node at a call."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..backends.base import Backend
-from ..backends.executor import Executor
+from ..backends.executor import ONCE, Executor, Use
 from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..selection.choose import Candidate, Chooser
@@ -178,9 +178,9 @@ class Service:
             if bound is None:
                 operation = purpose + self.describe(call, executor, chosen)
                 turn = (self.sequencer.sequence + 1) % executor.turns
-                self.sequencer.run(
-                    executor.bind(call, chosen.choice, turn=turn), operation, chosen.name, prepared
-                )
+                use = Use(turn=turn) if turn else ONCE
+                program = executor.bind(call, chosen.choice, use)
+                self.sequencer.run(program, operation, chosen.name, prepared)
                 return prepared.give()
         if self.note is not None and bound.served is not None:
             self.note(bound.served)

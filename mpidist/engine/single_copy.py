@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import process_memory
+from ..backends.executor import ONCE, Use
 from ..backends.program import Program
 from ..calls.arrays import address
 from ..calls.call import Call
@@ -79,17 +80,9 @@ class SingleCopy(ScheduleExecutor):
         # Ranks with different executors would hang.
         return self.name if choice is None else f"by {choice.name} by single copies"
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         plan = self.plan(call, choice or self._shipped[call.collective])
-        return self.program(call, plan, background, repeated)
+        return self.program(call, plan, use)
 
     def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call; each rank notes the addresses of its own."""

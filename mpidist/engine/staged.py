@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.executor import ONCE, Use
 from ..backends.program import Program
 from ..calls.arrays import view_at
 from ..calls.call import Call
@@ -92,15 +93,7 @@ class Staged(ScheduleExecutor):
         output_size = -1 if call.out is None else call.out.size
         return call.collective, call.dtype, call.root, op, call.counts, input_size, output_size
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         if choice is None:
             collective = call.collective
             short = collective in self._one_shot and one_shot(call)
@@ -108,7 +101,7 @@ class Staged(ScheduleExecutor):
         largest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
         pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, call.size, largest)[0]
         plan = self.plan(call, choice, pieces)
-        return self.program(call, plan, background, repeated, turn, slot=turn)
+        return self.program(call, plan, use, slot=use.turn)
 
     def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call, and to slot number `turn` of all ranks."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.executor import ONCE, Use
 from ..backends.program import Action, Program, Round, store
 from ..calls.arrays import view_at
 from ..calls.call import Call
@@ -127,32 +128,24 @@ class Symmetric(ScheduleExecutor):
             "" if location is None else f" {memory_key(call, location, heap)}"
         )
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Return the program of a schedule: the one that the call names, or those of `_SHIPPED`.
 
         In the background its first round waits for all ranks, as the engine does before a blocking
         call.
         """
-        choices = self._own(call, background) if choice is None else [choice]
+        choices = self._own(call, use.background) if choice is None else [choice]
         if len(choices) == 1:
-            return self.program(call, self.plan(call, choices[0]), background, repeated)
+            return self.program(call, self.plan(call, choices[0]), use)
         tags = [0]
         if choices:
             direct, otherwise = (self.binding(self.plan(call, c), call, tags) for c in choices)
-            last = background or call.collective != "reduce"
+            last = use.background or call.collective != "reduce"
             assert self.heap is not None
             program = rooted_program(call, direct, otherwise, self.heap, tags, last)
         else:
             program = Program([], meets=True)
-        if background:
+        if use.background:
             arrival = self.arrival(program.tags)
             program.items = [Round((), arrival, ()), *program.items]
             program.named, program.meets = arrival, False

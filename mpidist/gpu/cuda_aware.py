@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..backends.executor import ONCE, Use
 from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..calls.prepare import apart
@@ -63,15 +64,7 @@ class CudaAwareMpi(GpuExecutor):
         """Return "on a GPU", so that a host call on another rank is a mismatch."""
         return "on a GPU"
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Wait for work queued on the arrays' streams; return the program of the library's call."""
         arrays = [data for data in (call.x, call.out) if data is not None]
         for data in arrays:

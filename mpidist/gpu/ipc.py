@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from ..backends.executor import ONCE, Use
 from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..device.array import DeviceArray
@@ -104,15 +105,7 @@ class Ipc(GpuExecutor):
             text += f" {self._heap.key(getattr(call, need))}"
         return text
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Return a program that queues the call on a stream, once all ranks have arrived."""
         plan = self._plans.find(call, choice or self._shipped[call.collective])
         return library_call(partial(self.serve, call, plan))

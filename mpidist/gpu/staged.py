@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.executor import MESSAGES, Executor
+from ..backends.executor import MESSAGES, ONCE, Executor, Use
 from ..backends.program import Program, Round
 from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
@@ -271,15 +271,7 @@ class Staged(GpuExecutor):
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
         """Return None: the staged executor serves every call."""
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Return a program that runs the call, chunk by chunk."""
         staged, algorithm = self._staged, self.algorithm if choice is None else choice.name
         return Program(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpidist import InvalidArgument, Unsupported, run_simulated
-from mpidist.backends.executor import Executor
+from mpidist.backends.executor import ONCE, Executor
 from mpidist.backends.program import Program, Round, store
 from mpidist.engine.executors import EXECUTORS
 from mpidist.schedule import COLLECTIVES, registry
@@ -28,8 +28,8 @@ class Alone(Executor):
             return "more than one rank"
         return None if call.collective == "allreduce" else f"no {call.collective}"
 
-    def bind(self, call, choice, *, background=False, repeated=False, turn=0):
-        self.bound.append((background, repeated))
+    def bind(self, call, choice, use=ONCE):
+        self.bound.append((use.background, use.repeated))
         out, x = np.asarray(call.out), np.asarray(call.x)
         return Program([Round((), None, (store(out, x),))])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ...backends.executor import MESSAGES
+from ...backends.executor import MESSAGES, ONCE, Use
 from ...backends.program import Program, library_call
 from ...calls.call import Call
 from ...engine.service import Service
@@ -90,15 +90,7 @@ class Nccl(GpuExecutor):
         """Return the text that all ranks compare: the library, and the schedule if there is one."""
         return "by NCCL" if choice is None else f"by NCCL's messages, {choice.name}"
 
-    def bind(
-        self,
-        call: Call,
-        choice: Choice | None,
-        *,
-        background: bool = False,
-        repeated: bool = False,
-        turn: int = 0,
-    ) -> Program:
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
         """Return the program that queues the call, on a separate stream if in the background."""
         queue, timeout = self.queue, self._service.sequencer.timeout
         if choice is not None:
