@@ -41,28 +41,13 @@ def fence() -> None:
 class Board:
     """The arrival board of a node: per rank, the number and fingerprint of its last operations.
 
-    Each rank has a cache line of shared words: the sequence number of its last operation, its
-    process id, whether it has left, and the fingerprints of its last `HISTORY` (4) operations.  A
-    fingerprint is a number that identifies an operation by its description.
+    Each rank has a cache line of `words` (8 int64) that all ranks of the node share: the sequence
+    number of its last operation, its process id, whether it has left, and the fingerprints of its
+    last `HISTORY` (4) operations: numbers that identify an operation by its description.
 
-    Parameters
-    ----------
-    words : writable memoryview of int64
-        ``8 * size`` words in memory that all ranks of the node share, for `size` ranks in the
-        communicator.
-    rank : int
-        This rank.
-    ranks : sequence of int
-        The ranks that write to the board.
-    keep : object
-        Owner of the memory of `words`, kept alive with the board.
-
-    Attributes
-    ----------
-    others : tuple of int
-        Index of the first word of each other rank on the board.
-    texts : dict of int to str
-        Description of this rank's operations, by fingerprint.
+    `ranks` are those that write to the board, `others` the indices of the other ranks' first words;
+    `texts` has the description of this rank's operations, by fingerprint.  `keep` is the owner of
+    the memory of `words`.
     """
 
     __slots__ = ("words", "ranks", "others", "texts", "_at", "_keep", "__weakref__")
@@ -133,10 +118,7 @@ class Board:
         return self.spin(sequence, (0, 0))
 
     def spin(self, sequence: int, patience: tuple[int, int]) -> bool:
-        """Spin briefly; return whether every rank on the board has reached operation `sequence`.
-
-        `patience` is that of :func:`~mpidist.backends.waiting.spin`.
-        """
+        """Spin briefly, with `patience`; return whether all ranks have reached `sequence`."""
         if not spin(self.words, self.others, sequence, patience):
             return False
         if not STORES_KEEP_ORDER:
@@ -154,11 +136,8 @@ class Board:
     def different(self, sequence: int, fingerprint: int) -> tuple[int, ...]:
         """Return the ranks that announced an operation `sequence` other than `fingerprint`.
 
-        A rank that has given up the operation is one of them.
-        Only the last `HISTORY` (4) operations are known.  Other ranks write meanwhile, first the
-        fingerprint and then the number.  So a fingerprint counts only if the number had been
-        reached before it was read, and if afterwards the rank is not so far ahead that it may be
-        overwriting it.
+        A rank that has given up the operation is one of them.  Only the last `HISTORY` (4)
+        operations are known: see `announce` for what may be read while other ranks write.
         """
         words, found = self.words, []
         at = PRINTS + sequence % HISTORY

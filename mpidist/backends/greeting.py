@@ -55,13 +55,7 @@ def _header() -> Record:
 
 
 class Answers:
-    """Receives of greetings from peers that send this rank no data; compared when they arrive.
-
-    Parameters
-    ----------
-    backend : Backend
-        The backend by which the greetings are received.
-    """
+    """Receives of greetings from peers that send this rank no data; compared when they arrive."""
 
     def __init__(self, backend: Backend):
         self._backend = weakref.proxy(backend)
@@ -76,10 +70,7 @@ class Answers:
     def look(self) -> bool:
         """Compare the arrived greetings; return whether at most `_MOST_ANSWERS` (64) are pending.
 
-        Raises
-        ------
-        CollectiveMismatch
-            If a peer's greeting names another call; this rank's call may have ended already.
+        Raises CollectiveMismatch if a peer names another call; this rank's may have ended already.
         """
         pending = self._pending
         for _ in range(len(pending)):
@@ -125,20 +116,10 @@ class _Peer:
 
 
 class Greeting:
-    """The greetings of one program, to and from the ranks of other nodes.
+    """The greetings of one program, to and from the ranks of other nodes (`absent`).
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    absent : frozenset of int
-        The ranks of other nodes; those that the program has messages with are greeted.
-    answers : Answers
-        The pending greetings of peers that only receive, of all programs of the communicator.
-    slot : list of int
-        One number, set before each run: the slot (range of tags) of the run.
-    space : int
-        Number of tags in a slot.
+    `slot` is a list of one number, set before each run: the run's slot (range of `space` tags).
+    `answers` are those of all programs of the communicator.
     """
 
     def __init__(
@@ -162,10 +143,7 @@ class Greeting:
             peer.sent += message.data.nbytes
 
     def bind(self, bind: Bind) -> bool:
-        """Bind the greetings once all messages are counted; return whether any greeting is sent.
-
-        ``bind(messages)`` returns a Transfer of these messages.
-        """
+        """Bind the greetings once all messages are counted; return whether any greeting is sent."""
         self._heads = {rank: _header() for rank in self._peers}
         self._sends = bind(
             [RoundMessage(False, rank, head.data, GREETING) for rank, head in self._heads.items()]
@@ -202,19 +180,13 @@ class Greeting:
         self._sends.start()
 
     def test(self) -> bool:
-        """Return whether this rank's greetings are sent and not too many others are awaited.
-
-        At most `_MOST_ANSWERS` (64) greetings of peers that only receive may be pending.
-        """
+        """Return whether this rank's greetings are sent and at most `_MOST_ANSWERS` are awaited."""
         return self._sends.test() and self._answers.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
         """Return whether the greetings of `ranks` have arrived and name the same call.
 
-        Raises
-        ------
-        CollectiveMismatch
-            If one of the greetings names another call, or another number of bytes.
+        Raises CollectiveMismatch if one names another call, or another number of bytes.
         """
         for rank in ranks:
             peer = self._peers[rank]

@@ -80,21 +80,11 @@ UNCHECKED_BYTES = 64 << 10
 def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
     """Create a file of `nbytes` zeros and return the name by which :func:`attach` finds it.
 
-    The creator calls :func:`remove` once all processes have attached.
+    The creator calls :func:`remove` once all processes have attached.  `purpose` is a word in the
+    file's name, such as "board"; `kind` is one of :data:`KINDS`: "named" is a file in ``/dev/shm``.
 
-    Parameters
-    ----------
-    nbytes : int
-        Length of the file.
-    purpose : str
-        Word in the file's name, for example "board".
-    kind : {"anonymous", "named"}
-        Whether the file is anonymous, or has a name in ``/dev/shm``.
-
-    Raises
-    ------
-    MemoryError
-        If fewer bytes are free: writing to the file would end the process by a signal.
+    Raises MemoryError if fewer bytes are free: writing to the file would end the process by a
+    signal.
     """
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     free, where = (float("inf"), "") if kind == ANONYMOUS else (_left_in(folder), folder)
@@ -129,13 +119,8 @@ def create(nbytes: int, purpose: str, kind: str = KINDS[0]) -> str:
 def attach(made: str, nbytes: int) -> np.ndarray:
     """Map the file that :func:`create` named `made` as bytes, until nothing refers to the array.
 
-    ``mmap.mmap`` is not used: it keeps a file descriptor for each mapping, of which many systems
-    allow 1024.
-
-    Raises
-    ------
-    OSError
-        If this process cannot reach the file.
+    Raises OSError if this process cannot reach it.  ``mmap.mmap`` is not used: it keeps a file
+    descriptor for each mapping, of which many systems allow 1024.
     """
     path, _, name = made.partition(":")
     handle = os.open(path, os.O_RDWR)

@@ -64,17 +64,7 @@ class DisseminationArrival:
     all ranks.  That takes as long as ``Ibarrier``; ``Iallreduce`` takes twice as long (Open MPI
     5.0.11: 343 µs instead of 187 between two nodes that are 100 µs apart).
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-        Communicator of the ranks.
-    tag : int
-        Tag of the messages, which nothing else uses while the barrier is pending.
-
-    Attributes
-    ----------
-    busy : bool
-        Whether the barrier is pending: started and not complete.
+    Nothing else uses `tag` while the barrier is `busy`: started and not complete.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int):
@@ -202,16 +192,9 @@ class MpiBackend(Backend):
     def _make_board(self, first: int) -> tuple[Board, tuple[int, ...], tuple[set[int], ...]]:
         """Create the arrival board that the ranks of this node share; collective.
 
-        `first` is the lowest rank on this node.
-
-        Returns
-        -------
-        board : Board
-            The board; only this rank is on it if the ranks of any node cannot share memory.
-        firsts : tuple of int
-            The lowest rank on each rank's node.
-        cores : tuple of set of int
-            The cores available to each rank.
+        Return it, the lowest rank on each rank's node, and the cores available to each rank.  If
+        the ranks of any node cannot share memory, only this rank is on the board.  `first` is the
+        lowest rank on this node.
         """
         length = bytes_needed(self.size)
         cannot = (MemoryError, OSError, ValueError, OverflowError)
@@ -274,10 +257,7 @@ class MpiBackend(Backend):
         return MpiAnyShortRequest(self.comm, tag)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that has arrived and was not received, or None.
-
-        `peer` is the rank whose messages count, None for any rank.
-        """
+        """Return the sender of an arrived message that was not received; None without one."""
         status = MPI.Status()
         source = MPI.ANY_SOURCE if peer is None else peer
         return status.Get_source() if self.comm.Iprobe(source, tag, status) else None
@@ -292,11 +272,7 @@ class MpiBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until ``test()`` is true; return False if `deadline` passed first.
-
-        `deadline` is a time of ``time.monotonic``; None waits for ever.  `progress` is called now
-        and then, and so is MPI.
-        """
+        """Wait until ``test()`` is true, calling MPI now and then; False past the deadline."""
         return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
 
     def _nudge(self) -> None:
@@ -321,9 +297,9 @@ class MpiBackend(Backend):
         return both
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Return the ranks of all nodes not known to have reached operation `sequence`, sorted.
+        """Return the ranks, of all nodes, not known to have reached operation `sequence`.
 
-        Ranks of other nodes are asked; one that does not answer within 300 ms counts as missing.
+        A rank of another node that does not answer within 300 ms counts as missing.
         """
         here = self.board.missing(sequence)
         elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
@@ -335,10 +311,7 @@ class MpiBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced operation `sequence`; return False past the deadline.
-
-        On one node the arrival board is polled; between nodes the ranks exchange messages.
-        """
+        """Wait for all ranks: on one node by polling the board, between nodes by messages."""
         if len(self.board.ranks) == self.size:
             board = self.board
             if board.spin(sequence, self.patience):
@@ -355,10 +328,7 @@ class MpiBackend(Backend):
     def begin_arrival(self, sequence: int) -> DisseminationArrival:
         """Begin a non-blocking wait for the ranks of all nodes to announce operation `sequence`.
 
-        Raises
-        ------
-        Unsupported
-            If `ARRIVALS` (2048) such waits are pending already.
+        Raises Unsupported if `ARRIVALS` (2048) such waits are pending already.
         """
         self._begun += 1
         number = 1 + self._begun % ARRIVALS  # equal on all ranks
@@ -388,10 +358,7 @@ class MpiBackend(Backend):
         return self._over(members, SPLIT)
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
-        """Return a backend over `ranks`, in that order; only these call it, with the same tag.
-
-        `tag` keeps this call apart from others at the same time.
-        """
+        """Return a backend over `ranks`, in that order; only these call it, with the same tag."""
         return self._over(ranks, of_group(tag))
 
     def _over(self, ranks: Sequence[int], tag: int) -> MpiBackend:

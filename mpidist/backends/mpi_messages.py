@@ -59,16 +59,11 @@ def _keep(
 def drain(comm: MPI.Comm, tag: int) -> None:
     """Receive and drop the messages on a communicator that nobody has received; collective.
 
-    To be called before the communicator is freed: a message that was never received outlives it,
-    and MPICH (5.0.2) delivers it on the next communicator, which gets the same context id.
-
-    Parameters
-    ----------
-    comm : MPI.Comm
-        Communicator on which no rank sends any more.
-    tag : int
-        Tag that no message on `comm` has had: each rank sends every other one such message last.
-        A sender's messages are matched in the order sent, so its earlier ones are received before.
+    To be called before the communicator is freed, when no rank sends any more: a message that was
+    never received outlives it, and MPICH (5.0.2) delivers it on the next communicator, which gets
+    the same context id.  No message on `comm` may have had `tag`: each rank sends every other one
+    such message last.  A sender's messages are matched in the order sent, so its earlier ones are
+    received before.
     """
     rank, size, status = comm.Get_rank(), comm.Get_size(), MPI.Status()
     poll(comm.Ibarrier().Test, None)  # until then a rank may still receive elsewhere
@@ -111,10 +106,7 @@ class MpiRequest:
     def test(self) -> bool:
         """Make progress; return whether the message is complete.
 
-        Raises
-        ------
-        CollectiveMismatch
-            If the received message has not the length of the array.
+        Raises CollectiveMismatch if it has not the length of the array.
         """
         if not self._request.Test(self._status):
             return False
@@ -192,14 +184,7 @@ class MpiAnyShortRequest(MpiShortRequest):
 class MpiTransfer:
     """The messages of a round as persistent requests, which are freed with this object.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-        The communicator.
-    messages : sequence of RoundMessage
-        The messages; a longer one than `most` bytes is sent and received in several parts.
-    most : int
-        Limit of a message, in bytes.
+    A message of more than `most` bytes is sent and received in several parts.
     """
 
     __slots__ = ("_requests", "_messages", "_all", "_statuses", "_expected", "_rank")
@@ -225,13 +210,7 @@ class MpiTransfer:
         MPI.Prequest.Startall(self._requests)
 
     def test(self) -> bool:
-        """Make progress; return whether every message is complete.
-
-        Raises
-        ------
-        CollectiveMismatch
-            If a received message has not the length of its array.
-        """
+        """Make progress; return whether all are complete; CollectiveMismatch for a wrong length."""
         if not self._all(self._requests, self._statuses):
             return False
         for status, message in self._expected:

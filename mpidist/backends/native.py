@@ -145,11 +145,7 @@ def _needs_arithmetic(name: str, dtype: np.dtype) -> bool:
 
 
 class NativeCollectives:
-    """The MPI library's collectives on one communicator, as calls bound to arrays' addresses.
-
-    ``why_not`` returns why the library cannot serve a call; ``actions`` and ``started`` bind a
-    blocking and a non-blocking call.
-    """
+    """The MPI library's collectives on one communicator, as calls bound to arrays' addresses."""
 
     def __init__(self, comm: MPI.Comm):
         self.comm = comm

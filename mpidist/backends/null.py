@@ -91,10 +91,7 @@ class NullBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until ``test()`` is true; return False if `deadline` passed first.
-
-        `deadline` is a time of ``time.monotonic``; None waits for ever.
-        """
+        """Wait until ``test()`` is true; return False if `deadline` passed first."""
         return poll(test, deadline, progress)
 
     def split(self, color: int | None, key: int) -> NullBackend | None:

@@ -31,13 +31,7 @@ class _Span(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Reads memory in the processes of the other ranks.
-
-    Parameters
-    ----------
-    processes : list of int
-        Process id of each rank, in the PID namespace of this process.
-    """
+    """Reads memory in the processes of the other ranks, by their ids in this PID namespace."""
 
     def __init__(self, processes: list[int]):
         self._processes = processes
@@ -45,10 +39,7 @@ class ProcessMemory:
     def read(self, peer: int, source: int, target: int, nbytes: int) -> None:
         """Copy `nbytes` from an address in the process of `peer` to an address in this one.
 
-        Raises
-        ------
-        OSError
-            If not all bytes could be copied, for example because the process has ended.
+        Raises OSError if not all could be copied, for example because the process has ended.
         """
         function, process, moved = _function(), self._processes[peer], 0
         while moved < nbytes:
@@ -73,19 +64,9 @@ def process_number() -> int:
 def connect(rank: int, ranks: Sequence[int], everyone: Callable[[Any], list[Any]]) -> ProcessMemory:
     """Return a reader of the memory of a node's ranks, once each has read from all; collective.
 
-    Parameters
-    ----------
-    rank : int
-        The place of this rank among those of its node.
-    ranks : sequence of int
-        The ranks of the node.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks, by rank; collective.
-
-    Raises
-    ------
-    Unsupported
-        On every rank, if any rank cannot read the memory of another; with the reason.
+    `rank` is the place of this rank among the node's `ranks`; ``everyone(value)`` returns the
+    values of all of them.  Raises Unsupported on every rank, with the reason, if any rank cannot
+    read the memory of another.
     """
     word = ctypes.c_uint64(secrets.randbits(64))
     words = everyone((process_number(), ctypes.addressof(word), word.value))

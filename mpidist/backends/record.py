@@ -6,21 +6,9 @@ import numpy as np
 
 
 class Record:
-    """Memory of one record: 64-bit numbers, then a text that is cut to what fits.
+    """Memory of one record of `nbytes`: `count` whole numbers, and a text cut to what fits.
 
-    Parameters
-    ----------
-    count : int
-        How many numbers.
-    nbytes : int
-        Length of the record in bytes.
-
-    Attributes
-    ----------
-    data : ndarray of uint8
-        The record as it is sent and received.
-    numbers : writable memoryview of int64
-        Its numbers.
+    `data` is the record as it is sent and received; `numbers` is a view of its int64, to write to.
     """
 
     __slots__ = ("data", "numbers")

@@ -17,6 +17,8 @@ Wait = Callable[[Callable[[], bool]], object]
 def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
     """Send this rank's value to all ranks; return the values of all, by rank; collective.
 
+    ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
+
     By Bruck's algorithm: before round k a rank has the values of 2^k ranks from itself on, sends
     them to the rank 2^k below it and receives as many from the rank 2^k above, so that ⌈log₂ size⌉
     rounds are enough.
@@ -24,15 +26,6 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
     It depends neither on a choice of algorithms nor on shared memory, because both are set up with
     its help; nor on collectives of the MPI library.  Open MPI (5.0.11) sets up communicators of its
     own at the first one on a communicator that spans several nodes: 35 to 420 ms.
-
-    Parameters
-    ----------
-    backend : Backend
-        Backend of the messages.
-    value : object
-        This rank's value, which pickle must support.
-    wait : callable
-        ``wait(test)`` waits until ``test()`` is true, and raises past the deadline.
     """
     rank, size = backend.rank, backend.size
     tag = tags_of(backend.tag_limit).exchange

@@ -33,21 +33,7 @@ class Word(NamedTuple):
 class RollCall:
     """Asks ranks of other nodes, by messages, which operations they have reached.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-        The communicator.
-    tag : int
-        The tag of its messages, which nothing else uses.
-    absent : sequence of int
-        Ranks that are not on this rank's board.
-    board : Board
-        The arrival board of this node, which has this rank's last operations.
-
-    Attributes
-    ----------
-    absent : tuple of int
-        Ranks that are not on this rank's board.
+    Nothing else uses `tag`.  `absent` are the ranks that are not on `board`, this node's.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int, absent: Sequence[int], board: Board):
@@ -120,10 +106,7 @@ class RollCall:
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
     def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return, by rank, the descriptions of operations `sequence` unlike this rank's.
-
-        Only the answers received so far count.  `fingerprint` identifies this rank's operation.
-        """
+        """Return, by rank, the received texts of operations `sequence` unlike this rank's."""
         self.answer()
         return {
             rank: word.text
@@ -137,18 +120,12 @@ class RollCall:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
     def notify(self, sequence: int, text: str, mismatch: bool) -> None:
-        """Send the ranks of other nodes the reason why operation `sequence` will not complete.
-
-        `mismatch` is whether the reason is a mismatch.
-        """
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
         for rank in self.absent:
             self._send(rank, _NOTICE, Word(sequence, 0 if mismatch else 1, text))
 
     def notices(self, sequence: int) -> dict[int, tuple[str, bool]]:
-        """Return, by rank, received reasons why an operation up to `sequence` cannot complete.
-
-        With each reason goes whether it is a mismatch.
-        """
+        """Return, by rank, the received reasons, and whether each is a mismatch."""
         return {
             rank: (word.text, word.fingerprint == 0)
             for rank, word in self._notices.items()

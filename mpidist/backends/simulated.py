@@ -118,12 +118,8 @@ class SimulatedRequest:
     def test(self) -> bool:
         """Receive the message if it has arrived; return whether it has.
 
-        Receives are served in the order in which they were posted.
-
-        Raises
-        ------
-        CollectiveMismatch
-            If the message has not the length of the array.
+        Receives are served in the order in which they were posted.  Raises CollectiveMismatch if
+        the message has not the length of the array.
         """
         while not self._done and self._queue:
             with self._group.condition:
@@ -287,10 +283,7 @@ class SimulatedBackend(Backend):
         return SimulatedAnyShortRequest(self, tag)
 
     def iprobe(self, peer: int | None, tag: int) -> int | None:
-        """Return the sender of a message that no posted receive waits for, or None.
-
-        `peer` is the rank whose messages count, None for any rank.
-        """
+        """Return the sender of a message that no posted receive waits for, or None."""
         peers = range(self.size) if peer is None else (peer,)
         with self._group.condition:
             for source in peers:
@@ -332,14 +325,8 @@ class SimulatedBackend(Backend):
     ) -> bool:
         """Wait until ``test()`` is true; return False if `deadline` passed first.
 
-        `deadline` is a time of ``time.monotonic``; None waits for ever.
-
-        Raises
-        ------
-        DeadlockError
-            If every rank waits or has finished, and no message is pending.
-        RankFailed
-            If every rank waits or has ended, one by a failure, and no message is pending.
+        If every rank waits or has ended, and no message is pending, it raises DeadlockError, or
+        RankFailed if one of them has ended by a failure.
         """
         group, rank = self._group, self.rank
         while True:
@@ -406,10 +393,7 @@ class SimulatedBackend(Backend):
         return sorted(left)
 
     def leave(self, why: str = "finished") -> None:
-        """Mark this rank as ended, here and in the groups split off from this one.
-
-        `why` is the reason; any text but "finished" counts as a failure.
-        """
+        """Mark this rank as ended, here and in all groups; `why` is "finished" or a failure."""
         group = self._group
         with group.condition:
             group.gone[self.rank] = why
@@ -424,10 +408,7 @@ class SimulatedBackend(Backend):
         deadline: float | None,
         progress: Callable[[], object] | None = None,
     ) -> bool:
-        """Wait until every rank has announced operation `sequence`; return False past `deadline`.
-
-        The waiting ranks are woken first, as an announcement on the board is not a message.
-        """
+        """Wait for all ranks; wake them first, as an announcement on the board is no message."""
         with self._group.condition:
             self._group.wake_all()
         return super().arrive(sequence, deadline, progress)
@@ -446,12 +427,8 @@ def run_group(
 ) -> list[Any]:
     """Run ``fn(backend)`` for every rank, each in a thread, and return the results by rank.
 
-    Raises
-    ------
-    Exception
-        The error of the lowest rank that failed by itself, with the rank in front of its text.
-    TimeoutError
-        If a rank has not ended `timeout` seconds after the start, and none has failed.
+    Raises the error of the lowest rank that failed by itself, with the rank in front of its text;
+    TimeoutError if a rank has not ended `timeout` seconds after the start, and none has failed.
     """
     size = len(backends)
     results: list[Any] = [None] * size

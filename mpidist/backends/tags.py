@@ -58,10 +58,9 @@ class Tags:
     first : Mapping of str to int
         First tag of each kind of message: array, object, posted and group for a user's tag 0, and
         elements, for those of long messages, which follow a header.
-    exchange, roll_call : int
-        Tags of the set-up exchange, and of the questions to ranks of other nodes.
-    last : int
-        Tag of the last messages on a communicator that is freed.
+    exchange, roll_call, last : int
+        Tags of the set-up exchange, of the questions to ranks of other nodes, and of the last
+        messages on a communicator that is freed.
     """
 
     space: int

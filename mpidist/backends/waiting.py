@@ -30,13 +30,10 @@ MOVING_SECONDS = 200e-6  # of yields, after a poll that probably moved a piece o
 
 
 class _Polling(threading.local):
-    """Whether this thread sleeps between the polls of its waits.
+    """Whether this thread sleeps between the polls of its waits from the start (`gentle`).
 
-    Attributes
-    ----------
-    gentle : bool
-        Whether another thread of this process computes meanwhile: then this one sleeps between
-        polls from the start, because a thread that only yields keeps Python's lock for up to 5 ms.
+    It does while another thread of this process computes, because a thread that only yields keeps
+    Python's lock for up to 5 ms.
     """
 
     gentle = False
@@ -48,18 +45,9 @@ POLLING = _Polling()
 def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[int, int]) -> bool:
     """Spin for a short time; return whether words in shared memory have reached a number.
 
-    Faster than :func:`poll`, but no other operation advances meanwhile.
-
-    Parameters
-    ----------
-    words : memoryview of int64
-        The shared memory.
-    bases : tuple of int
-        Indices of the words.
-    least : int
-        The number that each of these words must reach.
-    patience : tuple of int
-        Number of reads in a row, then of reads that yield the core in between.
+    The words at `bases` must all be `least` or more.  `patience` has the number of reads in a row,
+    then of reads that yield the core in between.  Faster than :func:`poll`, but no other operation
+    advances meanwhile.
     """
     looks, yields = patience
     for base in bases:
@@ -83,18 +71,10 @@ def poll(
 ) -> bool:
     """Wait until ``test()`` is true; return False if `deadline` passed first.
 
-    Parameters
-    ----------
-    test : callable
-        The condition to poll.
-    deadline : float or None
-        A time of ``time.monotonic``; None waits for ever.
-    progress : callable, optional
-        Called between polls, so that other pending operations advance.
-    looks : int
-        Number of polls before the core is yielded for the first time.
-    nudge : callable, optional
-        Called less often than `progress`, at first about every 20 µs; lets MPI make progress.
+    `deadline` is a time of ``time.monotonic``; None waits for ever.  The core is yielded for the
+    first time after `looks` polls.  Between polls `progress` is called, so that other pending
+    operations advance, and, less often (at first about every 20 µs), `nudge`, which lets MPI make
+    progress.
     """
     gentle = POLLING.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
