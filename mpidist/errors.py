@@ -203,6 +203,14 @@ class RankFailed(CommunicationError):
     echo = False
 
 
+def wrong_length(rank: int, expected: int, peer: int, sent: int) -> CollectiveMismatch:
+    """Return the error for a message of `sent` bytes from `peer`, which is not of the array's."""
+    return CollectiveMismatch(
+        f"rank {rank}: expected {expected} bytes from rank {peer}, which sent {sent}: the ranks "
+        "disagree on the array's length"
+    )
+
+
 def unpicklable(what: str, value: object, error: Exception) -> InvalidArgument:
     """Return the error for an object that pickle refused; `what` describes it in the message."""
     kind = type(value)

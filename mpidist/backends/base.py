@@ -12,7 +12,7 @@ import numpy as np
 from ..calls.call import Call
 from ..errors import Unsupported
 from .board import Board
-from .waiting import SPINS
+from .waiting import SPINS, Condition, Progress
 
 SHORT_BYTES = 8704  # limit of a short message: 8 KiB of data, and their description
 MAX_MESSAGE_BYTES = 1 << 30  # limit of any message: MPI before 4.0 counts bytes in 32 bits
@@ -247,12 +247,7 @@ class Backend(Protocol):
     def irecv_short(self, peer: int, tag: int) -> ShortRequest:
         """Begin to receive a message of :meth:`isend_short`, of any length."""
 
-    def wait(
-        self,
-        test: Callable[[], bool],
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true; return False if `deadline` passed first.
 
         `deadline` is a time of ``time.monotonic``; None waits for ever.  `progress` is called now
@@ -299,12 +294,7 @@ class Backend(Protocol):
         """
         return None
 
-    def arrive(
-        self,
-        sequence: int,
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def arrive(self, sequence: int, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until every rank has announced operation `sequence`; return False past the deadline.
 
         `deadline` and `progress` are those of :meth:`wait`.  By default the board is polled.

@@ -17,7 +17,6 @@ from . import memory_file, rendezvous
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
 from .mpi_messages import (
-    COMPLETED,
     MpiAnyShortRequest,
     MpiRequest,
     MpiShortRequest,
@@ -28,8 +27,9 @@ from .mpi_messages import (
 from .native import NativeCollectives
 from .roll_call import RollCall
 from .tags import ARRIVALS, SPLIT, of_group, tags_of
-from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, poll
+from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, Condition, Progress, poll
 
+_COMPLETED = AllOf(())
 _BEGINNING = "/dev/shm/mpich_shm_"
 
 
@@ -220,9 +220,8 @@ class MpiBackend(Backend):
                 memory_file.remove(mine)
             if everywhere:
                 break
-        if (
-            mapping is None or not everywhere
-        ):  # ranks that share a host name need not share a file system
+        # Ranks that share a host name need not share a file system.
+        if mapping is None or not everywhere:
             return Board(private_words(self.size), self.rank, [self.rank]), firsts, cores
         self.shares_memory = True
         here = [r for r in range(self.size) if firsts[r] == first]
@@ -246,7 +245,7 @@ class MpiBackend(Backend):
     def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
         """Begin to send a short message."""
         request = self.comm.Isend((content, MPI.BYTE), peer, tag)
-        return COMPLETED if request.Test() else MpiRequest(request, content, self.rank)
+        return _COMPLETED if request.Test() else MpiRequest(request, content, self.rank)
 
     def irecv_short(self, peer: int, tag: int) -> MpiShortRequest:
         """Begin to receive a short message, into memory for the longest one."""
@@ -266,12 +265,7 @@ class MpiBackend(Backend):
         """Bind the messages of a round to persistent requests."""
         return MpiTransfer(self.comm, messages, self.piece_bytes)
 
-    def wait(
-        self,
-        test: Callable[[], bool],
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true, calling MPI now and then; False past the deadline."""
         return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
 
@@ -283,7 +277,7 @@ class MpiBackend(Backend):
         """
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
-    def _meanwhile(self, progress: Callable[[], object] | None) -> Callable[[], object] | None:
+    def _meanwhile(self, progress: Progress) -> Progress:
         """Return what a wait calls: answer other nodes' questions, then call `progress`."""
         roll_call = self.roll_call
         if roll_call is None:
@@ -297,7 +291,7 @@ class MpiBackend(Backend):
         return both
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Return the ranks, of all nodes, not known to have reached operation `sequence`.
+        """Return the ranks, of all nodes, not known to have reached `sequence`, sorted.
 
         A rank of another node that does not answer within 300 ms counts as missing.
         """
@@ -305,12 +299,7 @@ class MpiBackend(Backend):
         elsewhere = self.roll_call.missing(sequence) if self.roll_call is not None else ()
         return tuple(sorted((*here, *elsewhere)))
 
-    def arrive(
-        self,
-        sequence: int,
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def arrive(self, sequence: int, deadline: float | None, progress: Progress = None) -> bool:
         """Wait for all ranks: on one node by polling the board, between nodes by messages."""
         if len(self.board.ranks) == self.size:
             board = self.board

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch
+from ..errors import wrong_length
 from .base import SHORT_BYTES, RoundMessage, pieces
 from .waiting import poll
 
@@ -82,17 +82,6 @@ def drain(comm: MPI.Comm, tag: int) -> None:
     MPI.Request.Waitall(last)
 
 
-class Completed:
-    """A request that is already complete."""
-
-    def test(self) -> bool:
-        """Return True."""
-        return True
-
-
-COMPLETED = Completed()
-
-
 class MpiRequest:
     """One pending message; keeps its memory alive until the message is complete."""
 
@@ -112,10 +101,8 @@ class MpiRequest:
             return False
         status, self._status = self._status, None
         if status is not None and status.Get_count(MPI.BYTE) != self._data.nbytes:
-            raise CollectiveMismatch(
-                f"rank {self._rank}: expected {self._data.nbytes} bytes from rank "
-                f"{status.Get_source()}, which sent {status.Get_count(MPI.BYTE)}: the ranks "
-                "disagree on the array's length"
+            raise wrong_length(
+                self._rank, self._data.nbytes, status.Get_source(), status.Get_count(MPI.BYTE)
             )
         return True
 
@@ -215,11 +202,8 @@ class MpiTransfer:
             return False
         for status, message in self._expected:
             if status.Get_count(MPI.BYTE) != message.data.nbytes:
-                raise CollectiveMismatch(
-                    f"rank {self._rank}: expected {message.data.nbytes} bytes from rank "
-                    f"{message.peer}, which sent {status.Get_count(MPI.BYTE)}: the ranks disagree "
-                    "on the array's length"
-                )
+                got = status.Get_count(MPI.BYTE)
+                raise wrong_length(self._rank, message.data.nbytes, message.peer, got)
         return True
 
     def __del__(

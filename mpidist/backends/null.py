@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from .base import Backend, RoundMessage
 from .board import Board, private_words
-from .waiting import poll
+from .waiting import Condition, Progress, poll
 
 
 class NullRequest:
-    """A message without content, complete as soon as it is posted."""
+    """A message without content, or a round, that is complete as soon as it is posted."""
 
     content, source = b"", 0
+
+    def start(self) -> None:
+        """Post nothing."""
 
     def test(self) -> bool:
         """Return True."""
@@ -25,17 +28,6 @@ class NullRequest:
 
 
 _DONE = NullRequest()
-
-
-class NullTransfer:
-    """A round that is complete as soon as it is started."""
-
-    def start(self) -> None:
-        """Post nothing."""
-
-    def test(self) -> bool:
-        """Return True."""
-        return True
 
 
 class NullBackend(Backend):
@@ -81,16 +73,11 @@ class NullBackend(Backend):
         """Return a null backend with as many ranks as `ranks`."""
         return NullBackend(len(ranks), list(ranks).index(self.rank))
 
-    def bind(self, messages: Sequence[RoundMessage]) -> NullTransfer:
+    def bind(self, messages: Sequence[RoundMessage]) -> NullRequest:
         """Return a transfer that is complete as soon as it is started."""
-        return NullTransfer()
+        return _DONE
 
-    def wait(
-        self,
-        test: Callable[[], bool],
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true; return False if `deadline` passed first."""
         return poll(test, deadline, progress)
 

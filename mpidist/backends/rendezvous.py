@@ -21,7 +21,7 @@ def everyone(backend: Backend, value: Any, wait: Wait) -> list[Any]:
 
     By Bruck's algorithm: before round k a rank has the values of 2^k ranks from itself on, sends
     them to the rank 2^k below it and receives as many from the rank 2^k above, so that ⌈log₂ size⌉
-    rounds are enough.
+    rounds are enough.  The values are pickled.
 
     It depends neither on a choice of algorithms nor on shared memory, because both are set up with
     its help; nor on collectives of the MPI library.  Open MPI (5.0.11) sets up communicators of its

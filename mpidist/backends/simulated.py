@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed
-from .base import Backend
+from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed, wrong_length
+from .base import AllOf, Backend, Request
 from .board import Board, private_words
+from .waiting import Condition, Progress
 
 _NOTHING = np.empty(0, np.uint8)
+_SENT = AllOf(())  # complete at once, as the receiver's mailbox has a copy
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,7 @@ class SimulatedRequest:
         self._done = True
         if len(payload) != self._data.nbytes:
             source, target, _ = self._key
-            self._error = CollectiveMismatch(
-                f"rank {target}: expected {self._data.nbytes} bytes from rank {source}, which sent "
-                f"{len(payload)}: the ranks disagree on the array's length"
-            )
+            self._error = wrong_length(target, self._data.nbytes, source, len(payload))
             return
         self._data.view(np.uint8)[:] = np.frombuffer(payload, np.uint8)
 
@@ -161,43 +160,21 @@ class SimulatedShortRequest(SimulatedRequest):
 class SimulatedAnyShortRequest:
     """The pending receive of a short message from any rank."""
 
-    __slots__ = ("_backend", "_tag", "_found")
+    __slots__ = ("_backend", "_tag", "_done", "source", "content")
 
     def __init__(self, backend: SimulatedBackend, tag: int):
-        self._backend, self._tag = backend, tag
-        self._found: tuple[int, bytes] | None = None
+        self._backend, self._tag, self._done = backend, tag, False
 
     def test(self) -> bool:
         """Receive a message that no other receive waits for, if any; return whether it has one."""
-        if self._found is None:
-            self._found = self._backend.take_any(self._tag)
-        return self._found is not None
-
-    @property
-    def source(self) -> int:
-        """Rank of the sender, once ``test()`` has returned True."""
-        assert self._found is not None
-        return self._found[0]
-
-    @property
-    def content(self) -> bytes:
-        """The received bytes, once ``test()`` has returned True."""
-        assert self._found is not None
-        return self._found[1]
+        found = None if self._done else self._backend.take_any(self._tag)
+        if found is not None:
+            self.source, self.content = found
+            self._done = True
+        return self._done
 
     def release(self) -> None:
         """Do nothing: each message has memory of its own."""
-
-
-class _Sent:
-    """The request of a sent message; complete at once, as the receiver's mailbox has a copy."""
-
-    def test(self) -> bool:
-        """Return True."""
-        return True
-
-
-_SENT = _Sent()
 
 
 class SimulatedBackend(Backend):
@@ -242,15 +219,15 @@ class SimulatedBackend(Backend):
         group = _Group(size, faults or Faults(), nodes if nodes is not None else (0,) * size)
         return [cls(group, rank) for rank in range(size)]
 
-    def isend(self, data: np.ndarray, peer: int, tag: int) -> _Sent:
+    def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Put a copy of the data into the mailbox of `peer`."""
         return self._send(data.tobytes(), peer, tag)
 
-    def isend_short(self, content: bytes, peer: int, tag: int) -> _Sent:
+    def isend_short(self, content: bytes, peer: int, tag: int) -> Request:
         """Put a short message into the mailbox of `peer`."""
         return self._send(content, peer, tag)
 
-    def _send(self, payload: bytes, peer: int, tag: int) -> _Sent:
+    def _send(self, payload: bytes, peer: int, tag: int) -> Request:
         group, faults = self._group, self._group.faults
         if faults.kill.get(self.rank, self._sent + 1) <= self._sent:
             self.leave(f"killed after {self._sent} messages")
@@ -306,9 +283,13 @@ class SimulatedBackend(Backend):
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> SimulatedBackend:
         """Return a backend over `ranks`, in that order; only these call it.  `tag` is not used."""
-        group, members = self._group, tuple(ranks)
+        members = tuple(ranks)
         self._groups[members] += 1
-        key = (self._groups[members], members)
+        return self._over(members, (self._groups[members], members))
+
+    def _over(self, members: Sequence[int], key: tuple[int, object]) -> SimulatedBackend:
+        """Return a backend over `members`; the first of them to come makes the group of `key`."""
+        group = self._group
         with group.condition:
             sub = group.created.get(key)
             if sub is None:
@@ -317,12 +298,7 @@ class SimulatedBackend(Backend):
         self._parts.append(SimulatedBackend(sub, members.index(self.rank)))
         return self._parts[-1]
 
-    def wait(
-        self,
-        test: Callable[[], bool],
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true; return False if `deadline` passed first.
 
         If every rank waits or has ended, and no message is pending, it raises DeadlockError, or
@@ -376,13 +352,7 @@ class SimulatedBackend(Backend):
         if color is None:
             return None
         members = [r for _, r in sorted((k, r) for c, k, r in entries if c == color)]
-        with group.condition:
-            sub = group.created.get((number, color))
-            if sub is None:
-                nodes = [group.nodes[r] for r in members]
-                sub = group.created[number, color] = _Group(len(members), group.faults, nodes)
-        self._parts.append(SimulatedBackend(sub, members.index(self.rank)))
-        return self._parts[-1]
+        return self._over(members, (number, color))
 
     def unreceived(self) -> list[tuple[int, int, int]]:
         """Return sorted (source, target, count), one per tag, of messages that nobody received.
@@ -402,12 +372,7 @@ class SimulatedBackend(Backend):
         for part in self._parts:
             part.leave(why)
 
-    def arrive(
-        self,
-        sequence: int,
-        deadline: float | None,
-        progress: Callable[[], object] | None = None,
-    ) -> bool:
+    def arrive(self, sequence: int, deadline: float | None, progress: Progress = None) -> bool:
         """Wait for all ranks; wake them first, as an announcement on the board is no message."""
         with self._group.condition:
             self._group.wake_all()

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable
 
+Condition = Callable[[], bool]
+Progress = Callable[[], object] | None  # called between polls
 LOOKS = 64
 SPINS, SPINS_CROWDED = (400, 0), (2, 200)  # reads of shared memory in a row (20 µs), then yields
 LOOKS_CROWDED = 4  # with more ranks than cores, the awaited rank may need this core
@@ -63,11 +65,11 @@ def spin(words: memoryview, bases: tuple[int, ...], least: int, patience: tuple[
 
 
 def poll(
-    test: Callable[[], bool],
+    test: Condition,
     deadline: float | None,
-    progress: Callable[[], object] | None = None,
+    progress: Progress = None,
     looks: int = LOOKS,
-    nudge: Callable[[], object] | None = None,
+    nudge: Progress = None,
 ) -> bool:
     """Wait until ``test()`` is true; return False if `deadline` passed first.
 
