@@ -20,13 +20,7 @@ GpuPlace = tuple[str, str]
 
 
 def ranks_by_gpu(places: Sequence[GpuPlace | None]) -> dict[GpuPlace, list[int]]:
-    """Group the ranks by their GPU; ranks without one are left out.
-
-    Parameters
-    ----------
-    places : sequence of (str, str) or None
-        The host and the UUID of the GPU of every rank.
-    """
+    """Return the ranks of each GPU; `places` has that of each rank, None for ranks without one."""
     owners: dict[GpuPlace, list[int]] = {}
     for number, place in enumerate(places):
         if place is not None:
@@ -35,7 +29,7 @@ def ranks_by_gpu(places: Sequence[GpuPlace | None]) -> dict[GpuPlace, list[int]]
 
 
 def describe_shared(place: GpuPlace, ranks: Sequence[int]) -> str:
-    """Return the text that says which ranks share a GPU, given as `place`: (host, UUID)."""
+    """Return the text that says which ranks share a GPU."""
     host, gpu = place
     return f"ranks {', '.join(map(str, ranks))} are all on GPU {gpu} of {host}"
 
@@ -53,16 +47,9 @@ log = logging.getLogger("mpidist")
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """The GPUs visible to one rank.
+    """The GPUs visible to one rank: UUIDs of those that CUDA_VISIBLE_DEVICES leaves it, by number.
 
-    Attributes
-    ----------
-    host : str
-        Host of the rank.
-    gpus : tuple of str
-        UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves to the rank, by number.
-    taken : int or None
-        Number of the GPU that the rank uses already; None if it uses none yet.
+    `taken` is the number of the GPU that the rank uses already; None if it uses none yet.
     """
 
     host: str
@@ -76,16 +63,11 @@ class VisibleGpus:
 
 
 def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
-    """Return the GPU chosen for each rank, as an index in the rank's `gpus`.
+    """Return the GPU chosen for each rank, as an index in the rank's `gpus`, which are not empty.
 
     A rank that uses a GPU already keeps it; any other gets the first of those that the fewest ranks
     use.  If no GPU is in use yet and all ranks of a host see the same n GPUs, the index is the
     local rank modulo n; if each rank sees only a GPU of its own, 0.
-
-    Parameters
-    ----------
-    ranks : sequence of VisibleGpus
-        The GPUs of each rank; each rank sees at least one.
     """
     users = Counter(seen.place for seen in ranks if seen.place is not None)
     numbers = []
@@ -101,22 +83,8 @@ def choose(ranks: Sequence[VisibleGpus]) -> list[int]:
 def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
     """Choose and select this rank's GPU, unless it uses one already; collective.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
-
-    Returns
-    -------
-    int
-        Number of the GPU among those visible to this rank.
-
-    Raises
-    ------
-    Unsupported
-        On every rank, if one has no GPU.
+    ``everyone(value)`` returns the values of all ranks.  The result is the number of the GPU among
+    those visible to this rank.  Raises Unsupported on every rank, if one has no GPU.
     """
     reason = find.why_no_device()
     mine = None
@@ -135,17 +103,7 @@ def use_gpu(rank: int, everyone: Callable[[Any], list[Any]]) -> int:
 def warn_of_sharing(ranks: Sequence[VisibleGpus], rank: int) -> str | None:
     """Log a warning on rank 0 if ranks share a GPU although one that they see has no rank.
 
-    Parameters
-    ----------
-    ranks : sequence of VisibleGpus
-        The GPUs that each rank sees, and the one that it uses.
-    rank : int
-        This rank.
-
-    Returns
-    -------
-    str or None
-        Text of the warning, on every rank; None if there is no reason for one.
+    Return its text, on every rank; None if there is no reason for one.
     """
     users = ranks_by_gpu([seen.place for seen in ranks])
     for place, several in users.items():

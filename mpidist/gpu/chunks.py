@@ -18,14 +18,9 @@ Extent = tuple[int, int]  # start and stop of a range of elements of a flat arra
 class Chunk:
     """A part of a call, served as a call of its own.
 
-    Attributes
-    ----------
-    input_extents, output_extents : tuple of (int, int)
-        Ranges (start, stop) of the flat input and result that belong to the chunk, in order; empty
-        if this rank has no input or no result.
-    counts, out_counts : tuple of int
-        Counts of the chunk's call, as in :class:`~mpidist.calls.call.Call`: the length of each
-        rank's part; empty if the collective does not divide its arrays among the ranks.
+    The extents are the ranges of this rank's flat input and result, in order; none if it has no
+    input or no result.  The counts are those of the chunk's call, as in
+    :class:`~mpidist.calls.call.Call`.
     """
 
     input_extents: tuple[Extent, ...]
@@ -62,10 +57,7 @@ def _elementwise_chunks(call: Call, max_elements: int) -> Iterator[Chunk]:
 
 
 def _counts_within(counts: Sequence[int], first: int, length: int) -> tuple[int, ...]:
-    """Return how many elements of each part are in the chunk from index `first` of the part on.
-
-    `counts` are the lengths of the parts, `length` is the most elements of a part in a chunk.
-    """
+    """Return how many elements of each part a chunk has: at most `length`, from `first` on."""
     return tuple(min(max(n - first, 0), length) for n in counts)
 
 
@@ -79,9 +71,8 @@ def _own_extents(
 ) -> tuple[tuple[Extent, ...], tuple[Extent, ...]]:
     """Return a chunk's ranges of this rank's input, and its ranges of this rank's result.
 
-    Ranges are (start, stop).  `sent` and `received` have one for each rank's part, in an array of
-    all parts.  An input or a result that is this rank's part alone has one range, counted from the
-    start of the part.
+    `sent` and `received` have a range for each rank's part, in an array of all parts.  An input or
+    a result that is this rank's part alone has one range, counted from the start of the part.
     """
     start = sum(call.counts[: call.rank])
     low, high = sent[call.rank]
@@ -92,5 +83,5 @@ def _own_extents(
 
 
 def elements(extents: Sequence[Extent]) -> int:
-    """Return the total number of elements in extents, (start, stop) ranges of a flat array."""
+    """Return the total number of elements in extents."""
     return sum(stop - start for start, stop in extents)

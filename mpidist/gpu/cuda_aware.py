@@ -32,15 +32,6 @@ class CudaAwareMpi(GpuExecutor):
 
     The library does not use streams: before the call, the host waits for the work queued on the
     arrays' streams.
-
-    Parameters
-    ----------
-    unavailable : str or None
-        See :class:`GpuExecutor`.
-    device : Device
-        Device of the arrays.
-    service : Service
-        The service of the communicator, which caches the programs of calls.
     """
 
     name, summary = MPI, "the MPI library's own collective, on GPU addresses"
@@ -50,7 +41,7 @@ class CudaAwareMpi(GpuExecutor):
         self.device, self._service, self._native = device, service, service.backend.native
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the library cannot serve the call; None if it can."""
+        """Return why the library cannot serve the call."""
         if self.unavailable is not None:
             return self.unavailable
         if call.op is not None:
@@ -87,7 +78,7 @@ class CudaAwareMpi(GpuExecutor):
     def _bound(self, call: Call, arrays: list[DeviceArray]) -> Program:
         """Return the program of the library's call, from the cache if the addresses are the same.
 
-        `arrays` are the call's arrays; when one is deleted, the cache drops the program.
+        When one of the call's `arrays` is deleted, the cache drops the program.
         """
         key = (
             *(self.name, call.collective, call.root, call.dtype, call.counts, call.out_counts),
@@ -127,18 +118,10 @@ class Awareness:
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """Properties of the loaded MPI library.
+    """Properties of the loaded MPI library: `vendor` is mpi4py's name of it, such as "Open MPI".
 
-    Attributes
-    ----------
-    vendor : str
-        Name of the library as mpi4py has it, such as "Open MPI".
-    version : tuple of int
-        Version of the library.
-    kinds : str
-        Supported memory kinds: ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``.
-    find : callable
-        ``find(name)`` returns a C function of the library, or None if the library lacks it.
+    `kinds` are the supported memory kinds, ``mpi_memory_alloc_kinds`` of ``COMM_WORLD``;
+    ``find(name)`` returns a C function of the library, or None if the library lacks it.
     """
 
     vendor: str

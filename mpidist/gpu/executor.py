@@ -8,12 +8,8 @@ from ..backends.executor import Executor
 class GpuExecutor(Executor):
     """Base class of executors of calls with arrays on a GPU.
 
-    Each call goes through :meth:`bind`, because the next may use other streams.
-
-    Parameters
-    ----------
-    unavailable : str or None
-        Why it serves no call of the communicator; None if it serves some.
+    Each call goes through :meth:`bind`, because the next may use other streams.  `unavailable` is
+    why it serves no call of the communicator; None if it serves some.
     """
 
     on_device = True

@@ -31,12 +31,7 @@ CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
 def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProperties:
     """Return the properties of this rank on which the choice of executors depends.
 
-    Parameters
-    ----------
-    native : bool
-        Whether an MPI library carries the messages.
-    environ : mapping
-        The environment.
+    `native` is whether an MPI library carries the messages.
     """
     no_nccl = why_not_here()
     seen = None
@@ -65,10 +60,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the most bytes of an array in a chunk of the staged executor.
-
-    It is the value of ``MPIDIST_GPU_CHUNK_BYTES``, by default 4 MiB.
-    """
+    """Return the most bytes of an array in a chunk, by ``MPIDIST_GPU_CHUNK_BYTES``: 4 MiB."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -103,18 +95,8 @@ IPC_RANKS = 32
 class RankProperties:
     """Properties of one rank, which all ranks exchange.
 
-    Attributes
-    ----------
-    aware : Awareness
-        Whether the rank's MPI library is CUDA-aware.
-    forced : str
-        Value of ``MPIDIST_GPU`` on the rank; empty if it is not set.
-    chunk_bytes : int
-        Most bytes of an array in a chunk of the staged executor.
-    no_nccl : str
-        Why NCCL cannot be used on this rank; empty if it can.
-    seen : VisibleGpus or None
-        The GPUs visible to the rank, and the one in use.
+    `forced` is the value of ``MPIDIST_GPU``, empty if it is not set; `no_nccl` is why NCCL cannot
+    be used on the rank, empty if it can; `seen` are the GPUs visible to it, and the one in use.
     """
 
     aware: Awareness
@@ -201,19 +183,9 @@ def why_not_each(
 ) -> dict[str, str | None]:
     """Return, by name, why an executor serves no call, or None if it serves some; equal on all.
 
-    Parameters
-    ----------
-    ranks : sequence of RankProperties
-        Properties by rank.  The forced executor is that of rank 0.
-    native : bool
-        Whether an MPI library carries the messages.
-    nodes : int
-        Number of nodes.
-
-    Raises
-    ------
-    Unsupported
-        If the forced executor is impossible; the message has the reason.
+    `ranks` are the properties by rank; the forced executor is that of rank 0.  `native` is whether
+    an MPI library carries the messages.  Raises Unsupported, with the reason, if the forced
+    executor is impossible.
     """
     forced = ranks[0].forced
     cannot = {

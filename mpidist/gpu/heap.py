@@ -25,16 +25,9 @@ FLAGS = 1 << 12  # bytes of the barrier's counters, in an allocation of their ow
 
 @dataclass(frozen=True)
 class DeviceAllocation:
-    """One symmetric allocation: a part on every rank's GPU.
+    """One symmetric allocation: a part of `nbytes` on every rank's GPU.
 
-    Attributes
-    ----------
-    number : int
-        Number of the allocation, the same on every rank.
-    nbytes : int
-        Bytes of each rank's part.
-    pointers : tuple of int
-        Address in this process of each rank's part, by rank.
+    `number` is the same on every rank; `pointers` are the addresses of the parts in this process.
     """
 
     number: int
@@ -44,14 +37,9 @@ class DeviceAllocation:
 
 @dataclass(frozen=True)
 class DeviceLocation:
-    """The location of an array in a symmetric allocation, the same on every rank.
+    """The location of an array in a symmetric allocation, in bytes from the start of a rank's part.
 
-    Attributes
-    ----------
-    allocation : DeviceAllocation
-        The allocation.
-    offset : int
-        Bytes from the start of a rank's part to the rank's array.
+    It is the same on every rank.
     """
 
     allocation: DeviceAllocation
@@ -64,17 +52,7 @@ class DeviceLocation:
 
 
 class DeviceHeap:
-    """The symmetric device memory of one communicator.
-
-    Parameters
-    ----------
-    device : Device
-        Device of this rank.
-    rank, size : int
-        Rank and size in the communicator.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
-    """
+    """The symmetric device memory of one communicator."""
 
     def __init__(self, device: Device, rank: int, size: int, everyone: Callable[[Any], list[Any]]):
         self.device, self.rank, self.size, self._everyone = device, rank, size, everyone
@@ -106,10 +84,7 @@ class DeviceHeap:
         return None
 
     def key(self, x: DeviceArray) -> str:
-        """Return the location of `x` as text, such as "@2+512", which ranks compare.
-
-        Raises InvalidArgument if `x` is in private memory.
-        """
+        """Return the location of `x`, as ranks compare it; InvalidArgument if it is private."""
         location = self.find(x)
         if location is None:
             raise InvalidArgument(
@@ -184,7 +159,7 @@ class DeviceHeap:
         """Close and release the memory of an allocation that failed on some rank; collective.
 
         `own` is the address and the handle of this rank's part, None if it was not allocated.
-        `pointers` has the addresses, by rank, of the parts that this process has opened.
+        `pointers` are those that this process has opened, by rank.
         """
         for rank, pointer in pointers.items():
             if rank != self.rank:

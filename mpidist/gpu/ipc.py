@@ -31,7 +31,7 @@ _COUNT_LIMIT = 1 << 32
 def why_not(call: Call, heap: DeviceHeap, needs: Iterable[str] | None = None) -> str | None:
     """Return why a call cannot be served in symmetric memory of GPUs, or None if it can.
 
-    `needs` are the arguments whose arrays must be symmetric; by default that of :data:`NEEDS`.
+    `needs` are the arguments that must be symmetric; by default that of :data:`NEEDS`.
     """
     if needs is None and call.collective not in NEEDS:
         return f"there is no {call.collective} in symmetric memory of GPUs"
@@ -71,7 +71,7 @@ class Ipc(GpuExecutor):
         self._event = self._device.event()
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the call cannot be served, usually a private array; None if it can."""
+        """Return why the call cannot be served, usually a private array."""
         if self.unavailable is not None:
             return self.unavailable
         if background:
@@ -97,7 +97,7 @@ class Ipc(GpuExecutor):
         return need is not None and self._heap.find(getattr(call, need)) is not None
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
-        """Return the text that all ranks compare, which has the symmetric arrays' locations."""
+        """Return the text that all ranks compare, with the symmetric arrays' locations."""
         needs, text = [NEEDS.get(call.collective, "")], "in symmetric memory of GPUs"
         if choice is not None:
             needs, text = self._plans.find(call, choice).needs, f"by {choice.name} {text}"

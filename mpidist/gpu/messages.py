@@ -23,13 +23,7 @@ from .executors import this_rank, why_not_each
 
 
 class DeviceMemory(np.ndarray):
-    """GPU memory as an array of bytes, which only the MPI library may access.
-
-    Attributes
-    ----------
-    owner : object
-        The GPU array that owns the memory.
-    """
+    """GPU memory of the array `owner` as bytes, which only the MPI library may access."""
 
     owner: Any = None
 
@@ -37,12 +31,7 @@ class DeviceMemory(np.ndarray):
 class TensorMessages:
     """Memory of messages that carry tensors of a GPU, as the stages of a pipeline exchange them.
 
-    Parameters
-    ----------
-    direct : bool
-        Whether the MPI library is CUDA-aware: then messages use the tensors' own memory.
-    device : Device, optional
-        The device; by default that of this thread.
+    If the MPI library is CUDA-aware (`direct`), messages use the tensors' own memory.
     """
 
     def __init__(self, direct: bool = False, device: Device | None = None):
@@ -68,8 +57,8 @@ class TensorMessages:
     def receive_memory(self, nbytes: int, make: Callable[[], Any]) -> np.ndarray:
         """Return memory to receive a message of `nbytes` bytes into.
 
-        If the MPI library is CUDA-aware, it is that of an array on the GPU, which ``make()``
-        returns; otherwise host memory.
+        It is that of an array on the GPU, which ``make()`` returns, if the MPI library is
+        CUDA-aware; else host memory.
         """
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
@@ -81,8 +70,7 @@ class TensorMessages:
     def incoming(self, memory: np.ndarray, make: Callable[[], Any]) -> Any:
         """Return the array on the GPU with the message that was received into `memory`.
 
-        `memory` is a result of :meth:`receive_memory`.  Host memory is copied to an array that
-        ``make()`` returns, on the array's stream; else `memory` is that of the returned array.
+        Host memory is copied to an array that ``make()`` returns, on the array's stream.
         """
         owner = getattr(memory, "owner", None)
         if owner is not None:

@@ -81,12 +81,7 @@ def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepa
 class DeviceResult(Prepared):
     """A prepared host call whose result is copied to a GPU at the end.
 
-    Attributes
-    ----------
-    end : callable or None
-        Queues the copies of the result to the GPU.
-    target : callable or None
-        Returns the user's array.
+    ``end()`` queues the copies of the result, ``target()`` returns the user's array.
     """
 
     end: Callable[[], None] | None = None
@@ -94,10 +89,7 @@ class DeviceResult(Prepared):
 
     @classmethod
     def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> DeviceResult:
-        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU.
-
-        ``end()`` queues the copies of the result, ``target()`` returns the user's array.
-        """
+        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU."""
         return cls(
             part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
         )
@@ -117,12 +109,8 @@ SLOTS = 3
 class Slot:
     """Host memory for one chunk; it grows on demand and never shrinks.
 
-    Attributes
-    ----------
-    filled : Event
-        Complete when the chunk's input has been copied to the slot.
-    emptied : Event
-        Complete when the chunk's result, if this rank has one, has been copied to the GPU.
+    `filled` is complete when the chunk's input has been copied to the slot, `emptied` when its
+    result, if this rank has one, has been copied to the GPU.
     """
 
     def __init__(self, device: Device):
@@ -143,17 +131,7 @@ class Slot:
 
 
 class HostStaged:
-    """What the staged executors of one communicator share: each chunk is a call with host arrays.
-
-    Parameters
-    ----------
-    service : Service
-        The service of the communicator, for host arrays.
-    device : Device
-        Device of the arrays.
-    chunk_bytes : int
-        Most bytes of an array in a chunk.
-    """
+    """What a communicator's staged executors share: each chunk is a call with host arrays."""
 
     def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
         self._service, self.device, self.chunk_bytes = service, device, chunk_bytes
@@ -295,7 +273,7 @@ class Through(Staged):
         self.summary = f"through pinned host memory, in chunks: {host.summary}"
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why the executor cannot serve the call's chunks, or None if it can."""
+        """Return why the executor cannot serve the call's chunks."""
         for other in self._others:
             if other.why_not(call, algorithm, background) is None:
                 return f"for arrays on a GPU {self.name} is {other.name}"

@@ -56,19 +56,8 @@ def has_sum(dtype: np.dtype) -> bool:
 def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
     """Return NCCL's type number for a dtype, and how many of that type make up one element.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Dtype of the elements.
-    op : str or None
-        The operation; None for a call that only moves data, which works for any dtype.
-    rank : int
-        Rank named by errors.
-
-    Raises
-    ------
-    UnsupportedDtype
-        If NCCL does not have the operation, or does not have it for this dtype.
+    A call that only moves data (`op` None) works for any dtype.  Raises UnsupportedDtype if NCCL
+    does not have the operation, or not for this dtype.
     """
     if op is not None and op not in OPS:
         raise UnsupportedDtype(f"rank {rank}: NCCL has no {op!r}; it has {', '.join(OPS)}")
@@ -85,15 +74,7 @@ def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
 
 
 def check_places(places: Sequence[tuple[str, str]], rank: int) -> None:
-    """Raise Unsupported if two ranks use the same GPU.
-
-    Parameters
-    ----------
-    places : sequence of (str, str)
-        The host and the UUID of the GPU of every rank.
-    rank : int
-        Rank named by errors.
-    """
+    """Raise Unsupported if two ranks use the same GPU; `places` has (host, UUID) by rank."""
     shared = shared_gpus(places)
     if shared is not None:
         raise Unsupported(
@@ -106,13 +87,7 @@ _IN_PROGRESS = 7  # a status of NCCL that cupy has no name for
 
 
 def load() -> Any:
-    """Import and return cupy's NCCL module.
-
-    Raises
-    ------
-    Unsupported
-        If it is not installed.
-    """
+    """Import and return cupy's NCCL module; Unsupported if it is not installed."""
     try:
         from cupy.cuda import nccl
     except ImportError as error:
@@ -143,12 +118,7 @@ def why_not_here(rank: int = 0) -> str:
 class Ranks:
     """The part of a communicator that is needed to start NCCL.
 
-    Attributes
-    ----------
-    rank, size : int
-        Rank and size in the communicator.
-    allgather_object : callable
-        ``allgather_object(x)`` returns every rank's object; collective.
+    ``allgather_object(x)`` returns every rank's object; collective.
     """
 
     rank: int

@@ -46,12 +46,7 @@ class NcclQueue:
     Calls are queued and return at once; work queued later on the arrays' streams waits for them.
     The calls of a communicator run one after another, even if they are on different streams.
 
-    Parameters
-    ----------
-    backend : NcclBackend
-        Backend over the ranks of the communicator.
-    broke : callable
-        ``broke(error, operation)`` breaks the communicator after NCCL was aborted, in any thread.
+    ``broke(error, operation)`` breaks the communicator after NCCL was aborted, in any thread.
     """
 
     def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):

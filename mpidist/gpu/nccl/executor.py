@@ -23,18 +23,7 @@ from .schedules import NcclRounds
 class Nccl(GpuExecutor):
     """Executor of NCCL's collectives, and of schedules over its messages.
 
-    NCCL is started with the first call.
-
-    Parameters
-    ----------
-    unavailable : str or None
-        See :class:`GpuExecutor`.
-    service : Service
-        The service of the communicator, marked broken if NCCL was aborted.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
-    heap : DeviceHeap
-        The symmetric memory of GPUs.
+    NCCL is started with the first call; if it was aborted, `service` is marked broken.
     """
 
     name, summary = NCCL, "NCCL's own collective, or a schedule over its messages"
@@ -70,7 +59,7 @@ class Nccl(GpuExecutor):
         self._service.sequencer.broke(error, operation, None, elsewhere=False)
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
-        """Return why NCCL cannot serve the call, or None if it can.
+        """Return why NCCL cannot serve the call.
 
         A background call of symmetric arrays with "auto" goes through host memory.
         """

@@ -38,11 +38,6 @@ def why_stuck(written: Sequence[Written]) -> str | None:
 
     A rank's round is complete when each of its messages has met its other end in the peer's current
     round.  Strands, the parts of a schedule that may overlap, run one after another here.
-
-    Parameters
-    ----------
-    written : sequence
-        The schedule of every rank, as lists of rounds.
     """
     remaining = [deque(_rounds_of(one)) for one in written]
     current = [_next_round(rounds) for rounds in remaining]
@@ -95,14 +90,8 @@ def _next_round(rounds: deque[tuple[Step, ...]]) -> tuple[dict[int, int], dict[i
 class StreamMemory:
     """Device memory whose copies and arithmetic are queued on one stream, when an action is called.
 
-    It implements :class:`~mpidist.engine.storage.Memory`.
-
-    Parameters
-    ----------
-    like : DeviceArray
-        Scratch memory is allocated by the library of this array, with its dtype.
-    stream : int
-        Stream of the copies and the arithmetic.
+    It implements :class:`~mpidist.engine.storage.Memory`.  Scratch memory is allocated by the
+    library of the array `like`, with its dtype.
     """
 
     def __init__(self, like: DeviceArray, stream: int):
@@ -118,11 +107,11 @@ class StreamMemory:
         return make_like(self._like, (count,), self.dtype)
 
     def view(self, piece: Piece) -> DeviceArray:
-        """Return the elements of a Piece (a range of a buffer) as an array."""
+        """Return the elements of a Piece as an array."""
         return piece[0].part(piece[1], piece[2])
 
     def address(self, piece: Piece) -> int:
-        """Return the address of the first element of a Piece (a range of a buffer)."""
+        """Return the address of the first element of a Piece."""
         return piece[0].pointer + piece[1] * self.dtype.itemsize
 
     def store(self, target: DeviceArray, source: DeviceArray) -> Action:
@@ -155,14 +144,7 @@ class StreamMemory:
 class MessageGroup:
     """The messages of a round as one NCCL group: a :class:`~mpidist.backends.base.Transfer`.
 
-    Parameters
-    ----------
-    backend : NcclBackend
-        Backend that sends and receives the messages.
-    messages : sequence of RoundMessage
-        The messages.  Tags are ignored: messages between two ranks match in schedule order.
-    stream : int
-        Stream of the messages.
+    Tags are ignored: messages between two ranks match in schedule order.
     """
 
     def __init__(self, backend: NcclBackend, messages: Sequence[RoundMessage], stream: int):
@@ -211,15 +193,7 @@ class WholeBlocks(Segmentation):
 
 
 class NcclRounds:
-    """The schedules that calls name, over NCCL's messages.
-
-    Parameters
-    ----------
-    service : Service
-        The service of the communicator, whose engine runs the programs.
-    device : Device
-        Device that combines the data.
-    """
+    """The schedules that calls name, over NCCL's messages."""
 
     def __init__(self, service: Service, device: Device):
         self._service, self._device = service, device
@@ -236,10 +210,7 @@ class NcclRounds:
     def program(self, call: Call, choice: Choice, queue: NcclQueue) -> Program:
         """Return the program that queues the rounds of a schedule.
 
-        Raises
-        ------
-        Unsupported
-            On every rank, if the schedule would deadlock without buffered messages.
+        Raises Unsupported on every rank, if it would deadlock without buffered messages.
         """
         arity = choice.arity or self._service.arity
         stuck = _why_stuck(choice.algorithm, call.size, call.root, arity, self._service.groups)

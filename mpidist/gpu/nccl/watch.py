@@ -21,18 +21,10 @@ IDLE_SECONDS = 5.0  # after which an idle thread notices that its communicator i
 
 
 class Queued(NamedTuple):
-    """A queued call.
+    """A queued call: its name in errors is `what`, and `event` is complete at its end.
 
-    Attributes
-    ----------
-    event : Event
-        Complete at its end.
-    deadline : float or None
-        Time of ``time.monotonic``; None for no limit.
-    what : str
-        Its name in errors.
-    check : callable or None
-        ``check()`` raises if another rank has queued a different call.
+    The `deadline` is a time of ``time.monotonic``; ``check()`` raises if another rank has queued a
+    different call.
     """
 
     event: Event
@@ -44,12 +36,7 @@ class Queued(NamedTuple):
 class NcclWatch:
     """The watchdog of one NCCL communicator, with its queued calls.
 
-    Parameters
-    ----------
-    backend : NcclBackend
-        The backend that is watched, and aborted.
-    broke : callable
-        ``broke(error, what)`` is called after NCCL was aborted, with the name of the call.
+    ``broke(error, what)`` is called after NCCL was aborted, with the name of the call.
     """
 
     def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):
