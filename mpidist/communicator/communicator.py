@@ -29,10 +29,9 @@ from ..engine.service import Service
 from ..engine.work import UNSET, Work
 from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
 from ..gpu.assignment import use_gpu as choose_gpu
-from ..gpu.executors import GpuExecutors
 from ..gpu.ipc import NEEDS as DEVICE_NEEDS
 from ..gpu.messages import GpuMessages
-from ..gpu.service import GpuService
+from ..gpu.service import GpuExecutors
 from ..operations import Op, find_op
 from ..schedule.registry import Choice
 from ..selection.choose import Candidate, Candidates, choose
@@ -212,7 +211,7 @@ class Communicator:
         self._service.chooser.estimates = self._estimates(calibrate)
         self._service.chooser.estimates.warn(backend.rank)
         self._debug = bool(switch(DEBUG)) if debug is None else debug
-        self._gpu_service: GpuService | None = None
+        self._gpu_service: GpuExecutors | None = None
         self.rank, self.size = backend.rank, backend.size
         self.name, self.parts = "world", WeakSet()  # type: str, WeakSet[Communicator]
         self._splits: Counter[tuple[int, ...]] = Counter()  # by all ranks, or by these members
@@ -1394,7 +1393,7 @@ class Communicator:
             )
         return Tracing(self, path)
 
-    def _gpu_of(self, method: str, device: Any) -> GpuService | None:
+    def _gpu_of(self, method: str, device: Any) -> GpuExecutors | None:
         """Return the service of a method's `device`, None for the host; the first is collective."""
         if device not in (None, "cuda"):
             raise self._place.wrong(f"{method}: device={device!r}: expected None or 'cuda'")
@@ -1403,14 +1402,16 @@ class Communicator:
         with self._door:
             return self._gpu_for(f"{method} on {device}")
 
-    def _gpu_for(self, what: str) -> GpuService:
+    def _gpu_for(self, what: str) -> GpuExecutors:
         """Return the service of GPU arrays, which all ranks create together at its first use.
 
         `what` is the user's call, for reports.
         """
         if self._gpu_service is None:
             service, everyone = self._service, self._sequencer.everyone
-            self._gpu_service = self._sequencer.set_up(what, lambda: GpuService(service, everyone))
+            self._gpu_service = self._sequencer.set_up(
+                what, lambda: GpuExecutors(service, everyone)
+            )
         return self._gpu_service
 
     @cached_property

@@ -9,9 +9,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import numpy as np
 
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
@@ -60,7 +57,7 @@ def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awarenes
 
 
 def chunk_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the most bytes of an array in a chunk, by ``MPIDIST_GPU_CHUNK_BYTES``: 4 MiB."""
+    """Return ``MPIDIST_GPU_CHUNK_BYTES``, the most bytes of an array in a chunk; else 4 MiB."""
     text = environ.get(CHUNK, "").strip()
     if not text:
         return CHUNK_BYTES
@@ -131,43 +128,6 @@ class GpuCandidate:
     name: str
     taken: bool
     why: str
-
-
-class GpuExecutors(Protocol):
-    """The executors of a communicator for arrays on a GPU; the same on every rank.
-
-    ``MPIDIST_GPU`` forces one; operations that it does not have are staged.  While NCCL is in use
-    the MPI library is given no addresses on a GPU, because on one GPU the two can deadlock.
-
-    Attributes
-    ----------
-    candidates : list of GpuCandidate
-        Executors of all classes of operations, both those taken and the others.
-    chunk_bytes : int
-        Most bytes of an array in a chunk of the staged executor, through host memory.
-    """
-
-    candidates: list[GpuCandidate]
-    chunk_bytes: int
-
-    @property
-    def uses_nccl(self) -> bool:
-        """Whether NCCL serves reductions, or collectives that only move data."""
-
-    def sums_in_place(self, dtype: np.dtype) -> bool:
-        """Return whether to sum gradients in symmetric memory of the GPUs.
-
-        True if NCCL is not in use, "ipc" is possible, and its kernels can add `dtype`.
-        """
-
-    def serves_alone(self, x: Any, collective: str) -> bool:
-        """Return whether "auto" serves a collective of `x` by NCCL or in symmetric memory.
-
-        Otherwise the call goes by MPI, possibly through host memory.
-        """
-
-    def holds(self, x: Any) -> bool:
-        """Return whether an array is in symmetric memory of this communicator."""
 
 
 def forced_executor(environ: Mapping[str, str] = os.environ) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend
-from ..calls.arrays import view_at
+from ..calls.arrays import address, view_at
 from ..device.array import DeviceArray
 from ..device.base import Device, InFlight
 from ..device.find import find_device
@@ -28,15 +28,39 @@ class DeviceMemory(np.ndarray):
     owner: Any = None
 
 
-class TensorMessages:
+class _Copies:
+    """Copies of messages between a GPU and pinned host memory, kept until they are done."""
+
+    def __init__(self, device: Device):
+        self.device, self._landing = device, InFlight()
+
+    def fetch(self, data: DeviceArray) -> np.ndarray:
+        """Return host memory to which the contents of an array are copied, on its stream."""
+        memory = self.device.pinned(data.nbytes)[: data.nbytes]
+        self._copy(address(memory), data.pointer, data)
+        return memory
+
+    def land(self, memory: np.ndarray, data: DeviceArray) -> None:
+        """Queue the copy of a received message to the GPU; keep `memory` until the copy is done."""
+        self._copy(data.pointer, address(memory), data)
+        copied = self.device.event()
+        copied.record(data.stream)
+        self._landing.hold(copied, memory)
+
+    def _copy(self, target: int, source: int, data: DeviceArray) -> None:
+        if data.nbytes:
+            self.device.copy(target, source, data.nbytes, data.stream)
+
+
+class TensorMessages(_Copies):
     """Memory of messages that carry tensors of a GPU, as the stages of a pipeline exchange them.
 
     If the MPI library is CUDA-aware (`direct`), messages use the tensors' own memory.
     """
 
     def __init__(self, direct: bool = False, device: Device | None = None):
-        self.direct, self.device = direct, device or find_device()
-        self._landing = InFlight()
+        super().__init__(device or find_device())
+        self.direct = direct
 
     def outgoing(self, x: Any) -> np.ndarray:
         """Return memory with the contents of a contiguous array `x`, to send from.
@@ -45,12 +69,7 @@ class TensorMessages:
         host waits until the work queued on the stream of `x` is complete.
         """
         data = describe(x, 0)
-        memory: np.ndarray
-        if self.direct:
-            memory = _device_memory(data, x)
-        else:
-            memory = self.device.pinned(data.nbytes)[: data.nbytes]
-            self._copy(memory.__array_interface__["data"][0], data.pointer, data)
+        memory = _device_memory(data, x) if self.direct else self.fetch(data)
         self.device.synchronize(data.stream)
         return memory
 
@@ -76,20 +95,12 @@ class TensorMessages:
         if owner is not None:
             return owner
         x = make()
-        data = describe(x, 0)
-        self._copy(data.pointer, memory.__array_interface__["data"][0], data)
-        copied = self.device.event()
-        copied.record(data.stream)
-        self._landing.hold(copied, memory)
+        self.land(memory, describe(x, 0))
         return x
-
-    def _copy(self, target: int, source: int, data: DeviceArray) -> None:
-        if data.nbytes:
-            self.device.copy(target, source, data.nbytes, data.stream)
 
 
 def _device_memory(data: DeviceArray, x: Any) -> DeviceMemory:
-    memory = view_at(data.pointer, data.nbytes, np.dtype(np.uint8)).view(DeviceMemory)
+    memory = _bytes_of(data).view(DeviceMemory)
     memory.owner = x
     return memory
 
@@ -103,7 +114,7 @@ def takes_addresses(backend: Backend) -> bool:
     return why_not_each([here], native)["mpi"] is None
 
 
-class GpuMessages:
+class GpuMessages(_Copies):
     """Sends and receives of one communicator, of arrays on a GPU.
 
     The two ends need not use the same memory: one may send from GPU memory, the other receive
@@ -112,10 +123,9 @@ class GpuMessages:
 
     def __init__(self, messages: PointToPoint):
         backend = messages.backend
+        super().__init__(find_device(backend.rank))
         self._messages, self._rank = messages, backend.rank
-        self.device = find_device(self._rank)
         self.direct = takes_addresses(backend)
-        self._landing = InFlight()
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin a send and return its Work.
@@ -124,11 +134,7 @@ class GpuMessages:
         """
         messages, data = self._messages, describe(x, self._rank)
         peer = messages.peer(peer, itself=True)
-        if self.direct:
-            memory = _address(data)
-        else:
-            memory = self.device.pinned(data.nbytes)
-            self._copy(_start(memory), data.pointer, data)
+        memory = _bytes_of(data) if self.direct else self.fetch(data)
         self.device.synchronize(data.stream)
         form, end = messages.form(data.dtype, data.shape), lambda: self._done(x)
         return messages.begin_send(memory, form, peer, tag, end, readable=not self.direct)
@@ -151,17 +157,6 @@ class GpuMessages:
     def _done(self, x: Any) -> None:
         """Do nothing at the end of a send; until then the callback keeps the user's `x` alive."""
 
-    def land(self, memory: np.ndarray, data: DeviceArray) -> None:
-        """Queue the copy of a received message to the GPU; keep `memory` until the copy is done."""
-        self._copy(data.pointer, _start(memory), data)
-        copied = self.device.event()
-        copied.record(data.stream)
-        self._landing.hold(copied, memory)
-
-    def _copy(self, target: int, source: int, data: DeviceArray) -> None:
-        if data.nbytes:
-            self.device.copy(target, source, data.nbytes, data.stream)
-
 
 class DeviceRoom:
     """The target of a receive on a GPU: the array's own memory, or host memory to copy from.
@@ -182,7 +177,7 @@ class DeviceRoom:
     def memory(self, nbytes: int) -> np.ndarray:
         """Return the memory to receive into: the array's own, or `nbytes` bytes on the host."""
         if self._direct:
-            return _address(self._data)
+            return _bytes_of(self._data)
         self._memory = self._messages.device.pinned(nbytes)[:nbytes]
         return self._memory
 
@@ -192,10 +187,6 @@ class DeviceRoom:
             self._messages.land(self._memory, self._data)
 
 
-def _address(data: DeviceArray) -> np.ndarray:
+def _bytes_of(data: DeviceArray) -> np.ndarray:
     """Return GPU memory as an array of bytes, which only the MPI library may access."""
     return view_at(data.pointer, data.nbytes, np.dtype(np.uint8))
-
-
-def _start(memory: np.ndarray) -> int:
-    return memory.__array_interface__["data"][0]

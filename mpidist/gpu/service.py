@@ -26,22 +26,19 @@ _NOT_THROUGH = (STAGED, "messages")
 """Executors of host arrays without a form for GPU arrays: "staged" is another one there."""
 
 
-class GpuService:
-    """The executors of a communicator for arrays on a GPU; the first such array creates them.
+class GpuExecutors:
+    """The executors of a communicator for arrays on a GPU; the same on every rank: ``comm.gpu``.
 
-    All ranks create it together.  It adds the executors to those of the communicator's service.
-
-    Parameters
-    ----------
-    service : Service
-        The service of the communicator.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks; collective.
+    The first such array creates them, on all ranks together.  ``MPIDIST_GPU`` forces one;
+    operations that it does not have are staged.  While NCCL is in use the MPI library is given no
+    addresses on a GPU, because on one GPU the two can deadlock.
 
     Attributes
     ----------
     candidates : list of GpuCandidate
-        All executors, and whether they are taken.
+        Executors of all classes of operations, both those taken and the others.
+    chunk_bytes : int
+        Most bytes of an array in a chunk of the staged executor, through host memory.
     why_no_symmetric_memory : str or None
         Why the GPUs have no symmetric memory; None if they can.
     """
@@ -75,10 +72,7 @@ class GpuService:
         service.add(executors, required)
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
-        """Exchange and return the properties of all ranks; an error on one is raised on all.
-
-        `native` is whether an MPI library carries the messages.
-        """
+        """Exchange and return the properties of all ranks; an error on one is raised on all."""
         try:
             mine: RankProperties | MpidistError = this_rank(native)
         except (ConfigError, Unsupported) as error:
@@ -130,10 +124,7 @@ class GpuService:
         return self._heap.empty(shape, dtype)
 
     def key(self, x: Any) -> str:
-        """Return the location of a symmetric array as text, which ranks compare.
-
-        Raises InvalidArgument if the array is in private memory.
-        """
+        """Return a symmetric array's location, as ranks compare it; else InvalidArgument."""
         return self._heap.key(describe(x, self._service.backend.rank))
 
     def free(self, x: Any) -> None:

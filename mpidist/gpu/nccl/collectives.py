@@ -141,28 +141,23 @@ class NcclQueue:
         even = len(set(call.counts)) <= 1
         if name in NATIVE and even:
             if max((a.size for a in (x, out) if a is not None), default=0):
-                getattr(self, f"_{name}")(call, x, out)
+                self._native(call, x, out)
         else:
             return self._messages(call, x, out, stream)
         return []
 
-    def _allreduce(self, call: Call, x: Any, out: Any) -> None:
-        assert call.op is not None
-        self.backend.allreduce(x, out, call.op.name)
-
-    def _reduce(self, call: Call, x: Any, out: Any) -> None:
-        assert call.op is not None
-        self.backend.reduce(x, out, call.op.name, call.root)
-
-    def _reduce_scatter(self, call: Call, x: Any, out: Any) -> None:
-        assert call.op is not None
-        self.backend.reduce_scatter(x, out, call.op.name)
-
-    def _broadcast(self, call: Call, x: Any, out: Any) -> None:
-        self.backend.broadcast(x if call.rank == call.root else None, out, call.root)
-
-    def _allgather(self, call: Call, x: Any, out: Any) -> None:
-        self.backend.all_gather(x, out)
+    def _native(self, call: Call, x: Any, out: Any) -> None:
+        backend, name, op = self.backend, call.collective, "" if call.op is None else call.op.name
+        if name == "allreduce":
+            backend.allreduce(x, out, op)
+        elif name == "reduce":
+            backend.reduce(x, out, op, call.root)
+        elif name == "reduce_scatter":
+            backend.reduce_scatter(x, out, op)
+        elif name == "broadcast":
+            backend.broadcast(x if call.rank == call.root else None, out, call.root)
+        else:
+            backend.all_gather(x, out)
 
     def _messages(self, call: Call, x: Any, out: Any, stream: int) -> list[Any]:
         """Queue a call as one group of messages, and a copy of this rank's own part.
