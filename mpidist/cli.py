@@ -27,10 +27,7 @@ class Commands(Main):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return name, command and its arguments; the first of `args` is the name.
-
-        Raises UnknownName, with the most similar names, if there is no such command.
-        """
+        """Return name, command and its arguments; UnknownName, if there is no such command."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("command", name, COMMANDS)

@@ -29,26 +29,10 @@ def read_json(
     error: type[Exception] = InvalidArgument,
     longest: int = LONGEST,
 ) -> Any:
-    """Return the value of a JSON text of unknown origin, of the given form.
+    """Return the value of a JSON text of unknown origin, of the type `form` (see :func:`typed`).
 
-    Parameters
-    ----------
-    text : str or bytes
-        The text.
-    what : str
-        Name of the text in messages, such as a file's path.
-    form : type
-        Expected type: see :func:`typed`.
-    error : type of Exception
-        Class of the error.
-    longest : int
-        Largest length of the text.
-
-    Raises
-    ------
-    error
-        If the text is too long, not JSON, nested more than 200 deep, or of another form; the
-        message names `what` and the first wrong field.
+    Raises `error` if the text is too long, not JSON, nested more than 200 deep, or of another form;
+    the message names `what`, such as a file's path, and the first wrong field.
     """
     if len(text) > longest:
         raise error(f"{what} is longer than {longest} bytes")
@@ -75,16 +59,9 @@ def read_json(
 def typed(value: Any, form: Any, path: str = "") -> Any:
     """Return a value of JSON as the type `form`; TypeError names the path of the first wrong field.
 
-    Parameters
-    ----------
-    value : object
-        A value that :func:`json.loads` returned.
-    form : type
-        ``int`` (within 64 bits), ``float`` (finite), ``str``, ``bool``, ``None``, ``Any``, a
-        Literal, a union, or a list, tuple or dict (with keys str) of these; or a dataclass, which
-        is made from an object with its fields, those with a default optional.
-    path : str
-        Path of the value in the text, for the message.
+    `form` is ``int`` (within 64 bits), ``float`` (finite), ``str``, ``bool``, ``None``, ``Any``, a
+    Literal, a union, or a list, tuple or dict (with keys str) of these; or a dataclass, which is
+    made from an object with its fields, those with a default optional.
     """
     kind, parts = get_origin(form) or form, get_args(form)
     if kind is Any:
@@ -204,10 +181,8 @@ def _controls(c: str) -> bool:
 def open_regular(path: str | os.PathLike, follow: bool = True) -> Any:
     """Open a regular file for reading as bytes; never wait, as for a writer of a FIFO.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened, is not a regular file, or is a symbolic link and not `follow`.
+    Raises OSError if it cannot be opened, is not a regular file, or is a symbolic link and not
+    `follow`.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     file = os.fdopen(os.open(path, flags if follow else flags | os.O_NOFOLLOW), "rb")

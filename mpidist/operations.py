@@ -118,14 +118,9 @@ UFUNCS: dict[np.ufunc, Op] = _NAMED | {u: Op(u, name=u.__name__) for u in _COMMU
 
 
 def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = None) -> Op:
-    """Return the operation for a name, an `Op` or a function.
+    """Return the operation for a name of :data:`OPS`, an `Op` or a function ``f(a, b)``.
 
-    Parameters
-    ----------
-    op : str, Op or callable
-        A name of :data:`OPS`, an `Op`, or a function ``f(a, b)``.
-    commute : bool, optional
-        Whether a function ``f(a, b)`` is commutative; needed unless it is one of :data:`UFUNCS`.
+    Whether a function commutes must be given, unless it is one of :data:`UFUNCS`.
     """
     if isinstance(op, str):
         found = OPS.get(op)
@@ -273,16 +268,8 @@ def loses_nan(op: Op, dtype: np.dtype) -> bool:
 def extreme_values(dtype: np.dtype) -> np.ndarray:
     """Return values on whose pairs a library's arithmetic shows where it differs from numpy's.
 
-    Parameters
-    ----------
-    dtype : dtype
-        A boolean, integer, floating or complex dtype of numpy.
-
-    Returns
-    -------
-    ndarray
-        About a dozen values: the limits and their neighbours, and for floating dtypes also zeros of
-        both signs, a subnormal number, infinities and NaN.
+    They are about a dozen: the limits and their neighbours, and for floating dtypes also zeros of
+    both signs, a subnormal number, infinities and NaN.
     """
     if dtype.kind == "b":
         return np.array([False, True])

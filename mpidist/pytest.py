@@ -44,12 +44,7 @@ class Missing(Exception):
 class Exchange:
     """Exchanges values between the ranks by messages on its own communicator, with a time limit.
 
-    Attributes
-    ----------
-    rank, size : int
-        This rank, and the number of ranks.
-    stderr : file
-        The real standard error of the process, even while pytest captures a test's.
+    `stderr` is the real standard error of the process, even while pytest captures a test's.
     """
 
     def __init__(self) -> None:
@@ -161,23 +156,9 @@ class RankFailures(TerminalRepr):
 class RankReports:
     """Hooks of pytest for a run under mpiexec: each test has one outcome for all ranks.
 
-    Parameters
-    ----------
-    exchange : Exchange
-        Exchange of values between the ranks.
-    grace : float
-        Seconds beyond the time limit of a test for which this rank waits for the others.
-    abort : callable
-        ``abort(why)`` is called, on the rank that reports, before the job is aborted.
-    limit : float
-        Time limit, in seconds, of a test for which pytest-timeout has none.
-
-    Attributes
-    ----------
-    failures : int
-        Number of tests that failed on any rank.
-    running : str
-        Name of the test that runs, or ran last.
+    This rank waits for the others `grace` seconds beyond the time limit of a test, which is `limit`
+    where pytest-timeout has none.  ``abort(why)`` is called, on the rank that reports, before the
+    job is aborted.  `failures` counts the tests that failed on any rank; `running` is the last one.
     """
 
     def __init__(

@@ -48,16 +48,8 @@ class Event(NamedTuple):
 class Served(NamedTuple):
     """How a collective call was performed: by which executor and algorithm, and on what data.
 
-    Attributes
-    ----------
-    executor : str
-        Name of the executor.
-    algorithm : str or None
-        Name of the algorithm that ran over messages; None for other executors.
-    nbytes : int
-        Bytes of the whole buffer: the larger one of input and result.
-    dtype, op : object
-        Dtype of the elements, and operation; None for a collective that does not reduce.
+    `algorithm` is None for executors that run none; `nbytes` are those of the whole buffer, the
+    larger one of input and result; `op` is None for a collective that does not reduce.
     """
 
     executor: str
@@ -68,15 +60,7 @@ class Served(NamedTuple):
 
 
 class Recorder:
-    """The events of this rank, in the order of their ends.
-
-    Attributes
-    ----------
-    events : deque of Event
-        The most recent `limit` events; older ones are dropped.
-    add : callable
-        ``add(event)`` appends an event.
-    """
+    """The events of this rank, in the order of their ends: the last `limit` passed to `add`."""
 
     def __init__(self, limit: int = LIMIT):
         self.events: deque[Any] = deque(maxlen=limit)
@@ -93,15 +77,7 @@ NSIGHT = "NSYS_PROFILING_SESSION_ID" in os.environ  # set by Nsight Systems for 
 
 
 class NvtxRange:
-    """A context manager that marks a range by NVTX, which Nsight Systems shows.
-
-    Parameters
-    ----------
-    name : str
-        Name of the range.
-    push, pop : callable
-        ``push(name)`` begins the range, ``pop()`` ends it.
-    """
+    """A context manager that marks a range by NVTX, which Nsight Systems shows."""
 
     __slots__ = ("name", "push", "pop")
 
@@ -238,8 +214,7 @@ def write(path: str | Path, ranks: Sequence[RankEvents]) -> None:
 def _rows(part: RankEvents, origin: float, size: int) -> Iterator[dict[str, Any]]:
     """Yield one rank's rows of the file: titles of the tracks, events, ends of arrows.
 
-    `origin` is the time of the first event of all ranks, which becomes 0; `size` is the number of
-    ranks.
+    `origin` is the time of the first event of all ranks, which becomes 0.
     """
     pid, tracks = part.rank, _tracks(part.events)
     # Perfetto takes the threads 0 and `pid` of a process for one, its main thread.

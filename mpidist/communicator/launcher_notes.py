@@ -29,13 +29,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
-    """Send the keyword arguments to ``mpidist run``, if it has started this process.
-
-    Returns
-    -------
-    bool
-        Whether they have been delivered.
-    """
+    """Send facts to ``mpidist run``, if it started this process; return whether it got them."""
     name = environ.get(NOTES)
     if not name:
         return False
@@ -48,25 +42,15 @@ def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
 
 
 def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send the state of MPI in this process to ``mpidist run``, if it has started the process.
-
-    Parameters
-    ----------
-    state : {"starting", "started"}
-        State of MPI in this process.
-    """
+    """Send the state of MPI, "starting" or "started", to ``mpidist run``, if there is one."""
     send_note(environ, mpi=state)
 
 
 def hand_over(failure: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
     """Hand over to ``mpidist run`` the exception that ends this rank, and wait a moment.
 
-    Other ranks that fail can do the same in that time: the first to end ends the job.
-
-    Returns
-    -------
-    bool
-        Whether ``mpidist run`` prints it; otherwise this rank must.
+    Other ranks that fail can do the same in that time: the first to end ends the job.  Return
+    whether ``mpidist run`` prints it; otherwise this rank must.
     """
     if not send_note(environ, failure=dict(failure)):
         return False

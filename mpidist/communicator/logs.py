@@ -16,18 +16,8 @@ _handlers: list[logging.Handler] = []
 def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Show the log on standard error, if ``MPIDIST_LOG`` sets a level.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    environ : mapping
-        ``MPIDIST_LOG`` is a level; ``MPIDIST_LOG_RANKS`` is ``all`` or ranks like ``0,3``, by
-        default 0.
-
-    Raises
-    ------
-    ConfigError
-        If one of them has another value.
+    ``MPIDIST_LOG_RANKS`` is ``all`` or ranks like ``0,3``, by default 0.  Raises ConfigError if one
+    of them has another value.
     """
     level = environ.get(LEVEL, "").strip().lower()
     wanted = environ.get(RANKS, "").strip() or "0"

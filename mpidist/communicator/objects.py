@@ -20,14 +20,8 @@ from ..errors import InvalidArgument
 class Pickled:
     """Objects of one rank as bytes, or the error that prevented it: it must reach the other ranks.
 
-    Attributes
-    ----------
-    data : ndarray
-        The pickled objects one behind the other; the text of `error` if there is one.
-    counts : list of int
-        Bytes of each object; of an error, those of its text, as a negative number for each object.
-    error : InvalidArgument or None
-        The error.
+    `data` has the pickled objects one behind the other, or the text of `error`; `counts` the bytes
+    of each, or of the text, as a negative number for each object.
     """
 
     data: np.ndarray
@@ -72,13 +66,7 @@ def reasons(joined: np.ndarray, counts: Sequence[int]) -> str:
 
 
 def combined(place: Caller, values: list[Any], function: Callable[[Any, Any], Any]) -> Any:
-    """Return the objects combined from left to right.
-
-    Raises
-    ------
-    InvalidArgument
-        If the function raised.
-    """
+    """Return the objects combined from left to right; InvalidArgument if the function raised."""
     try:
         return reduce(function, values)
     except Exception as error:

@@ -49,18 +49,8 @@ METHODS = (
 class Traced:
     """The recording of one communicator in a trace.
 
-    Attributes
-    ----------
-    tracing : Tracing
-        The trace.
-    recorder : Recorder
-        The trace's events of this rank.
-    place : tuple of (str, int, int)
-        Name, rank and size of the communicator.
-    calls : int
-        Number of blocking collectives so far, which is the same on every rank.
-    served : Served or None
-        How the last call was served.
+    `place` is the communicator's name, rank and size; `calls` counts its blocking collectives,
+    which is the same on every rank; `served` is how the last call was served.
     """
 
     __slots__ = ("tracing", "recorder", "add", "place", "calls", "served")
@@ -346,10 +336,7 @@ def _recording_collective(name: str, method: Callable[..., Any]) -> Callable[...
 
 
 def _record(traced: Traced, name: str, begin: float, end: float, number: int) -> None:
-    """Record a blocking collective that ran from `begin` to `end`, in seconds of ``perf_counter``.
-
-    It was the communicator's collective number `number`.  Called by the collective's wrapper.
-    """
+    """Record a blocking collective, the communicator's `number`, for the wrapper that ran it."""
     frame = sys._getframe(2)
     if WITHIN[frame.f_code.co_filename]:
         frame = users_frame(frame)
@@ -470,10 +457,7 @@ def _written(code: CodeType, instruction: int) -> str:
 
 
 def _numbered_threads(events: list[Event], first: int) -> list[Event]:
-    """Return the events with small numbers in place of thread ids: 0 for `first`.
-
-    That is the thread which began the trace.
-    """
+    """Return the events with small numbers for thread ids: 0 for `first`, which began the trace."""
     numbers: dict[int | str, int | str] = {first: 0}
     for event in events:
         if isinstance(event.track, int):

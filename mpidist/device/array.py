@@ -29,20 +29,12 @@ class DeviceArray:
     ----------
     pointer : int
         Address of the first element; meaningless for an empty array.
-    shape : tuple of int
-        Shape of the array.
-    dtype : numpy.dtype
-        Dtype of the elements.
     stream : int
         The stream on which the contents were written, and on which later work may follow.
-    device : Device
-        The device of the memory.
     owner : object
         The user's array, which keeps the memory alive.
     make : callable
         ``make(shape, dtype)`` returns a new array of the same library on the same device.
-    readonly : bool
-        Whether the array must not be written to.
     """
 
     pointer: int

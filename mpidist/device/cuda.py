@@ -61,13 +61,7 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """A CUDA device; see :class:`~mpidist.device.base.Device`.
-
-    Parameters
-    ----------
-    number : int, optional
-        Number of the device, which becomes the current one; by default the current device.
-    """
+    """A CUDA device, which becomes the current one; without a `number`, the current device."""
 
     name, emulated, nccl = "cuda", False, True
 
@@ -103,10 +97,7 @@ class CudaDevice:
         return f"GPU {self.number} ({self._properties['name'].decode()})"
 
     def identity(self) -> str:
-        """Return the text ``UUID@bus``, which does not depend on CUDA_VISIBLE_DEVICES.
-
-        It has the device's UUID and its PCI bus id.
-        """
+        """Return the text ``UUID@bus``, which does not depend on CUDA_VISIBLE_DEVICES."""
         return _identity(self.number)
 
     def enter(self) -> None:
@@ -162,10 +153,7 @@ class CudaDevice:
     # -- memory that several processes share ----------------------------------------------------
 
     def new_shared(self, nbytes: int) -> tuple[int, bytes]:
-        """Allocate zeroed memory; return its address, and its handle for CUDA IPC.
-
-        The memory is not from a pool, because a handle stands for a whole allocation.
-        """
+        """Allocate memory, not from a pool: a handle of CUDA IPC is of a whole allocation."""
         pointer = 0
         try:
             pointer = _allocate(nbytes)
@@ -220,10 +208,7 @@ class CudaDevice:
         divisor: int,
         stream: int,
     ) -> None:
-        """Queue a kernel that combines arrays in order and stores the result in all targets.
-
-        It is built once for each operation, divisor and number of arrays.
-        """
+        """Queue a kernel, which is built once for each operation, divisor and number of arrays."""
         kernel = fold(op, len(sources), len(targets), divisor)
         arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
         with cupy.cuda.ExternalStream(stream, self.number):

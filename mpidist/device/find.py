@@ -24,15 +24,9 @@ _installed: list[DeviceClass] = []  # the class in place of CUDA's, if any
 
 
 def install_device(device_class: DeviceClass | None) -> None:
-    """Use devices of another class than CUDA's in this process, on all its threads.
+    """Use devices of another class than CUDA's in this process, or CUDA's again for None.
 
     For tests of code for GPUs on machines without one, and for accelerators of another kind.
-
-    Parameters
-    ----------
-    device_class : class
-        Makes a :class:`~mpidist.device.base.Device`; see
-        :class:`~mpidist.device.base.DeviceClass`.  None: CUDA's again.
     """
     _installed[:] = [] if device_class is None else [device_class]
 
@@ -108,10 +102,7 @@ def why_no_device() -> str | None:
 def find_device(rank: int = 0, argument: str = "", x: Any = None) -> Device:
     """Return the device of this thread, created at the first call.
 
-    Raises
-    ------
-    Unsupported
-        If there is no device.  The message names `rank`, and the array `x` passed as `argument`.
+    Raises Unsupported if there is none, naming `rank`, and the array `x` passed as `argument`.
     """
     found = _made.devices.get(installed_device())
     if found is None:

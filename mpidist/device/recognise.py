@@ -34,11 +34,9 @@ def plain(x: Any) -> Any:
     This is the gate of every array that enters, of any library.  An array that is not the memory it
     shows would give wrong results without a word.  What is no array is returned as it is.
 
-    Raises
-    ------
-    InvalidArgument
-        For masked arrays, subclasses of numpy's ndarray that redefine its functions, and the
-        tensors that :func:`mpidist.device.tensors.plain` refuses; the message continues "x is …".
+    Raises InvalidArgument for masked arrays, subclasses of numpy's ndarray that redefine its
+    functions, and the tensors that :func:`mpidist.device.tensors.plain` refuses; the message
+    continues "x is …".
     """
     kind = type(x)
     if kind is np.ndarray:
@@ -72,18 +70,11 @@ def is_on_device(x: Any) -> bool:
 def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     """Return the :class:`DeviceArray` of an array on a device; nothing is copied.
 
-    Errors name `rank` and `argument`.
-
-    Raises
-    ------
-    Unsupported
-        If there is no device, or cupy is not installed.
-    InvalidArgument
-        If `x` is not a plain array on a device (but, for example, sparse), is not C-contiguous, has
-        a mask, or is lazily conjugated or negated; if its address is null or in memory
-        that the device cannot access; if another device is the current one.
-    UnsupportedDtype
-        If numpy does not have the dtype, or it is of Python objects.
+    Raises Unsupported if there is no device, or cupy is not installed; UnsupportedDtype if numpy
+    does not have the dtype, or it is of Python objects.  Raises InvalidArgument if `x` is not a
+    plain array on a device (but, for example, sparse), is not C-contiguous, has a mask, or is
+    lazily conjugated or negated; if its address is null or in memory that the device cannot access;
+    if another device is the current one.
     """
     device = find_device(rank, argument, x)
     if is_torch(x):

@@ -82,11 +82,8 @@ def unwrapped(x: torch.Tensor) -> torch.Tensor:
     A result of a functional collective, which tensor parallelism returns, is waited for.  Classes
     that redefine only Python functions, as torchvision's do, have memory like Tensor.
 
-    Raises
-    ------
-    InvalidArgument
-        For a class that redefines PyTorch's operators (``__torch_dispatch__``), whose address and
-        strides are a show, and for a lazy parameter; the message continues "x is …".
+    Raises InvalidArgument for a class that redefines PyTorch's operators (``__torch_dispatch__``),
+    whose address and strides are a show, and for a lazy parameter; the message continues "x is …".
     """
     kind = type(x)
     if kind in PLAIN:
@@ -108,11 +105,9 @@ def unwrapped(x: torch.Tensor) -> torch.Tensor:
 def plain(x: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor whose elements are the memory it shows: `x`, or what it stands for.
 
-    Raises
-    ------
-    InvalidArgument
-        For what :func:`unwrapped` refuses, for sparse, nested and quantized tensors, and for those
-        without memory: freed, meta, or of a tracer; the message continues "x is …".
+    Raises InvalidArgument for what :func:`unwrapped` refuses, for sparse, nested and quantized
+    tensors, and for those without memory: freed, meta, or of a tracer; the message continues "x is
+    …".
     """
     x = unwrapped(x)
     if x.layout is not torch.strided or x.is_nested:
@@ -132,19 +127,10 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     """Return an array on the memory of a CPU tensor, also of one that requires a gradient.
 
-    Parameters
-    ----------
-    x : torch.Tensor
-        A tensor of any strides; if it is lazily conjugated or negated, the result is a copy.
-    fill : bool
-        Whether the array will be written to, so that it must not be a copy.
-
-    Raises
-    ------
-    InvalidArgument
-        If the tensor is not a plain array in host memory; the message continues "x is …".
-    UnsupportedDtype
-        If numpy, with ml_dtypes, has no such dtype.
+    It may have any strides; of a lazily conjugated or negated tensor it is a copy, which is refused
+    if it is to be written to (`fill`).  Raises InvalidArgument, which continues "x is …", if the
+    tensor is not a plain array in host memory; UnsupportedDtype if numpy, with ml_dtypes, has no
+    such dtype.
     """
     x = plain(x)
     if x.device.type != "cpu":
