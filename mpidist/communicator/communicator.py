@@ -124,13 +124,7 @@ class _Beginning:
         """Do nothing: the operation begins once its result is known."""
 
     def _run(
-        self,
-        collective: str,
-        algorithm: str,
-        key: tuple | None,
-        x: Any,
-        out: Any,
-        **arguments: Any,
+        self, collective: str, algorithm: str, key: tuple | None, x: Any, out: Any, **arguments: Any
     ) -> Work:
         key = None if key is None else ("begin", *key)
         return self._comm._begin(collective, algorithm, key, x, out, **arguments)
@@ -365,13 +359,7 @@ class Communicator:
             return out if self.rank == root else None
         return self._run("reduce", algorithm, key, x, out, op=op, commute=commute, root=root)
 
-    def broadcast(
-        self,
-        x: Any,
-        root: int = 0,
-        out: Any = None,
-        algorithm: str = "auto",
-    ) -> Any:
+    def broadcast(self, x: Any, root: int = 0, out: Any = None, algorithm: str = "auto") -> Any:
         """Send the root's array to every rank.
 
         Parameters
@@ -1135,11 +1123,7 @@ class Communicator:
         return made
 
     def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: Any = "float64",
-        *,
-        device: str | None = None,
+        self, shape: int | Sequence[int], dtype: Any = "float64", *, device: str | None = None
     ) -> Any:
         """Allocate an array in symmetric memory, accessible to all ranks of the node; collective.
 
@@ -1439,80 +1423,45 @@ class Communicator:
         return {"calibrate": estimates.calibration or estimates.calibrates}
 
     def _run(
-        self,
-        collective: str,
-        algorithm: str,
-        key: tuple | None,
-        x: Any,
-        out: Any,
-        op: Any = None,
-        commute: bool | None = None,
-        root: Any = 0,
-        counts: Any = None,
+        self, collective: str, algorithm: str, key: tuple | None, x: Any, out: Any, **arguments: Any
     ) -> Any:
         """Serve a collective, blocking; the arguments are those of :func:`prepare`."""
         with self._door:
             if self._debug:
                 key = None  # the ranks agree on every call first
-                arguments = (x, out, op, commute, root, counts)
-                prepared = self._compared(collective, algorithm, False, *arguments)
+                prepared = self._compared(collective, algorithm, False, x, out, arguments)
             elif collective in _EXCHANGING:
-                prepared = self._prepare(collective, x, out, root=root, counts=counts)
+                prepared = self._prepare(collective, x, out, arguments)
             else:
-                prepared = prepare(
-                    collective, self._place, x, out, op, commute, root=root, counts=counts
-                )
+                prepared = prepare(collective, self._place, x, out, **arguments)
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.signature)
             return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(
-        self,
-        collective: str,
-        algorithm: str,
-        key: tuple | None,
-        x: Any,
-        out: Any,
-        op: Any = None,
-        commute: bool | None = None,
-        root: Any = 0,
-        counts: Any = None,
+        self, collective: str, algorithm: str, key: tuple | None, x: Any, out: Any, **arguments: Any
     ) -> Work:
         """Begin in the background what :meth:`_run` would serve."""
         with self._door:
             if self._debug:
                 key = None
-                arguments = (x, out, op, commute, root, counts)
-                prepared = self._compared(collective, algorithm, True, *arguments)
+                prepared = self._compared(collective, algorithm, True, x, out, arguments)
             else:
-                prepared = self._prepare(collective, x, out, op, commute, root, counts)
+                prepared = self._prepare(collective, x, out, arguments)
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.signature)
             return self._service.background.begin(prepared, algorithm, key, x, out)
 
-    def _prepare(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        op: Any = None,
-        commute: bool | None = None,
-        root: Any = 0,
-        counts: Any = None,
-    ) -> Prepared:
+    def _prepare(self, collective: str, x: Any, out: Any, arguments: dict[str, Any]) -> Prepared:
         """Return the call of these arguments; scatter and alltoall may exchange shapes first."""
         if collective == "scatter":
-            return self._scattering(x, out, counts, root)
+            return self._scattering(x, out, **arguments)
         if collective == "alltoall":
-            return self._exchanging(x, out, counts)
-        return prepare(collective, self._place, x, out, op, commute, root=root, counts=counts)
+            return self._exchanging(x, out, **arguments)
+        return prepare(collective, self._place, x, out, **arguments)
 
     def _compared(
-        self,
-        collective: str,
-        algorithm: str,
-        background: bool,
-        *arguments: Any,
+        self, collective: str, algorithm: str, background: bool, *arguments: Any
     ) -> Prepared:
         """Return the call of these arguments, once all ranks have compared theirs.
 
@@ -1548,7 +1497,7 @@ class Communicator:
         check_same_call(self._sequencer, f"{what} {', '.join(map(str, found))}".strip())
         return found
 
-    def _scattering(self, x: Any, out: Any, counts: Any, root: Any) -> Prepared:
+    def _scattering(self, x: Any, out: Any, root: Any, counts: Any) -> Prepared:
         """Prepare scatter; without `out`, the root first sends shape and dtype."""
         told, root = None, self._place.check_root(root)
         if out is None:
