@@ -211,14 +211,6 @@ class NativeCollectives:
         start = data.pointer if isinstance(data, DeviceArray) else address(data)
         return [MPI.buffer.fromaddress(start, data.nbytes), data.size, datatype]
 
-    def _split(self, data: np.ndarray | None, size: int, dtype: np.dtype) -> list:
-        """Return an mpi4py buffer of `size` equal parts, whose count is that of one part.
-
-        `data` is None for a buffer without elements.
-        """
-        memory, count, element = self._moved(data, dtype)
-        return [memory, count // size, element]
-
     def _moved(self, data: np.ndarray | None, dtype: np.dtype) -> list:
         return self._typed(data, self._element(dtype))
 
@@ -230,16 +222,15 @@ class NativeCollectives:
             self._elements[dtype] = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
         return self._elements[dtype]
 
-    def _parts(self, data: np.ndarray | None, counts: tuple[int, ...], dtype: np.dtype) -> list:
-        """Return an mpi4py buffer with counts and displacements, as for ``Allgatherv``.
+    def _parts(self, call: Call, data: np.ndarray | None, counts: tuple[int, ...]) -> list:
+        """Return an mpi4py buffer of all ranks' parts, which have `counts` elements.
 
-        `counts` are the elements of each rank's part; `data` is None for a buffer without elements.
+        Of equal parts mpi4py wants the count of one, of others all counts and displacements.
         """
-        if data is None:
-            return [None, 0, self._element(dtype)]
-        starts = [0, *accumulate(counts)][:-1]
-        memory, _, element = self._moved(data, dtype)
-        return [memory, (counts, starts), element]
+        memory, count, element = self._moved(data, call.dtype)
+        if call.even:
+            return [memory, count // call.size, element]
+        return [memory, 0 if data is None else (counts, [0, *accumulate(counts)][:-1]), element]
 
     # -- one method per collective: (name of the mpi4py method, arguments) ------------------------
 
@@ -252,8 +243,7 @@ class NativeCollectives:
     def _allreduce(self, call: Call) -> tuple:
         op, datatype = self._operation(call.op, call.dtype)
         out = self._typed(call.out, datatype)
-        source = MPI.IN_PLACE if call.in_place else self._typed(call.x, datatype)
-        return "Allreduce", source, out, op
+        return "Allreduce", self._source(call, self._typed(call.x, datatype)), out, op
 
     def _reduce(self, call: Call) -> tuple:
         op, datatype = self._operation(call.op, call.dtype)
@@ -286,37 +276,31 @@ class NativeCollectives:
 
     def _allgather(self, call: Call) -> tuple:
         source = self._source(call, self._moved(call.x, call.dtype))
-        if call.even:
-            return "Allgather", source, self._split(call.out, call.size, call.dtype)
-        return "Allgatherv", source, self._parts(call.out, call.counts, call.dtype)
+        return _with_v("Allgather", call), source, self._parts(call, call.out, call.counts)
 
     def _gather(self, call: Call) -> tuple:
-        root = call.rank == call.root
-        source = self._moved(call.x, call.dtype)
-        if root:
-            source = self._source(call, source)
-        if call.even:
-            out = self._split(call.out, call.size, call.dtype) if root else None
-            return "Gather", source, out, call.root
-        out = self._parts(call.out, call.counts, call.dtype) if root else None
-        return "Gatherv", source, out, call.root
+        name, source = _with_v("Gather", call), self._moved(call.x, call.dtype)
+        if call.rank != call.root:
+            return name, source, None, call.root
+        out = self._parts(call, call.out, call.counts)
+        return name, self._source(call, source), out, call.root
 
     def _scatter(self, call: Call) -> tuple:
-        root = call.rank == call.root
-        own = self._moved(call.out, call.dtype)
-        out: Any = MPI.IN_PLACE if root and call.in_place else own
-        if call.even:
-            data = self._split(call.x, call.size, call.dtype) if root else None
-            return "Scatter", data, out, call.root
-        source = self._parts(call.x, call.counts, call.dtype) if root else None
-        return "Scatterv", source, out, call.root
+        name, out = _with_v("Scatter", call), self._moved(call.out, call.dtype)
+        if call.rank != call.root:
+            return name, None, out, call.root
+        source = self._parts(call, call.x, call.counts)
+        return name, source, self._source(call, out), call.root
 
     def _alltoall(self, call: Call) -> tuple:
-        if call.even:
-            source = self._split(call.x, call.size, call.dtype)
-            return "Alltoall", source, self._split(call.out, call.size, call.dtype)
-        source = self._parts(call.x, call.counts, call.dtype)
-        return "Alltoallv", source, self._parts(call.out, call.out_counts, call.dtype)
+        source = self._parts(call, call.x, call.counts)
+        out = self._parts(call, call.out, call.out_counts)
+        return _with_v("Alltoall", call), source, out
+
+
+def _with_v(name: str, call: Call) -> str:
+    """Return the name of the function for parts of the call's lengths, equal or not."""
+    return name if call.even else f"{name}v"
 
 
 def _around(call: Call) -> tuple[Actions, Call, Actions]:
