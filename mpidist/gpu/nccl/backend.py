@@ -125,14 +125,6 @@ class Ranks:
     size: int
     allgather_object: Callable[[Any], list[Any]]
 
-    def broadcast_object(self, x: Any) -> Any:
-        """Return rank 0's object; collective."""
-        return self.allgather_object(x)[0]
-
-    def barrier(self) -> None:
-        """Wait for all ranks; collective."""
-        self.allgather_object(None)
-
 
 class NcclBackend:
     """NCCL's collectives on arrays on a GPU, one GPU per rank; created and closed collectively.
@@ -172,8 +164,8 @@ class NcclBackend:
             )
         check_places([where for where, _ in entries], comm.rank)
         self.device.enter()  # NCCL uses the current device
-        unique = comm.broadcast_object(self._library.get_unique_id() if comm.rank == 0 else None)
-        self._nccl = self._start(unique)
+        mine = self._library.get_unique_id() if comm.rank == 0 else None
+        self._nccl = self._start(comm.allgather_object(mine)[0])
         # Runs before MPI is finalized and cupy unloaded.
         atexit.register(_abort_at_exit, weakref.ref(self))
 
@@ -313,7 +305,7 @@ class NcclBackend:
         """Complete all queued work and destroy NCCL's communicator; collective, before MPI ends."""
         if self._nccl is not None:
             self.device.finish()
-            self._comm.barrier()
+            self._comm.allgather_object(None)  # a barrier
             self._nccl.destroy()
             self._nccl = None
 
