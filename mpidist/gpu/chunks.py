@@ -1,4 +1,4 @@
-"""Splitting a call into chunks that fit a slot of host memory: arithmetic, equal on every rank.
+"""Splitting a call into chunks that fit a buffer of host memory: arithmetic, equal on every rank.
 
 Used by the staged executor (:mod:`.staged`).
 """

@@ -6,8 +6,8 @@ Copies and messages overlap::
     host             .         | exchange 0 | exchange 1 | …
     outward stream   .         | .          | copy out 0 | …
 
-Chunk k is copied to a slot of host memory on one stream while the ranks exchange chunk k-1, and
-chunk k-2 is copied back on a second stream.  Each slot has two events: its input has been copied
+Chunk k is copied to a buffer of host memory on one stream while the ranks exchange chunk k-1, and
+chunk k-2 is copied back on a second stream.  Each buffer has two events: its input has been copied
 in, its result has been copied out.  The host waits only for the first; the caller's streams wait
 for the last result, so that work queued there later sees it.
 """
@@ -103,13 +103,13 @@ class DeviceResult(Prepared):
 
 
 CHUNK_BYTES = 4 << 20  # bytes of each array of a chunk
-SLOTS = 3
+BUFFERS = 3
 
 
-class Slot:
+class HostBuffer:
     """Host memory for one chunk; it grows on demand and never shrinks.
 
-    `filled` is complete when the chunk's input has been copied to the slot, `emptied` when its
+    `filled` is complete when the chunk's input has been copied to it, `emptied` when its
     result, if this rank has one, has been copied to the GPU.
     """
 
@@ -135,7 +135,7 @@ class HostStaged:
 
     def __init__(self, service: Service, device: Device, chunk_bytes: int = CHUNK_BYTES):
         self._service, self.device, self.chunk_bytes = service, device, chunk_bytes
-        self._slots = [Slot(device) for _ in range(SLOTS)]
+        self._buffers = [HostBuffer(device) for _ in range(BUFFERS)]
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._ready = device.event()
         self._pending = InFlight()
@@ -144,16 +144,16 @@ class HostStaged:
         """Run a call through host memory; work queued later on the arrays' streams waits for it."""
         streams = self._wait_for_arrays(call)
         parts = list(chunks(call, self.chunk_bytes))
-        self._copy_in(call, parts[0], self._slots[0])
+        self._copy_in(call, parts[0], self._buffers[0])
         for number, chunk in enumerate(parts):
-            slot = self._slots[number % SLOTS]
+            buffer = self._buffers[number % BUFFERS]
             if number + 1 < len(parts):
-                self._copy_in(call, parts[number + 1], self._slots[(number + 1) % SLOTS])
-            slot.filled.synchronize()
-            x, out = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
+                self._copy_in(call, parts[number + 1], self._buffers[(number + 1) % BUFFERS])
+            buffer.filled.synchronize()
+            x, out = views(call, chunk, buffer.memory(bytes_needed(call, chunk)))
             self._service.serve(host_call(call, chunk, x, out), algorithm)
             self._copy_back(call, chunk, out)
-            slot.emptied.record(self._outward)
+            buffer.emptied.record(self._outward)
         self._let_arrays_wait(streams)
 
     def begin(self, call: Call, algorithm: str, give: Callable[[], Any]) -> Work:
@@ -203,12 +203,12 @@ class HostStaged:
 
     # -- copies ---------------------------------------------------------------------------------
 
-    def _copy_in(self, call: Call, chunk: Chunk, slot: Slot) -> None:
-        """Queue the copy of a chunk's input to a slot, after the copy of the slot's last result."""
-        slot.emptied.block(self._inward)
-        x, _ = views(call, chunk, slot.memory(bytes_needed(call, chunk)))
+    def _copy_in(self, call: Call, chunk: Chunk, buffer: HostBuffer) -> None:
+        """Queue the copy of a chunk's input to a buffer, after that of the buffer's last result."""
+        buffer.emptied.block(self._inward)
+        x, _ = views(call, chunk, buffer.memory(bytes_needed(call, chunk)))
         self._copy(call.x, chunk.input_extents, x, self._inward, inward=True)
-        slot.filled.record(self._inward)
+        buffer.filled.record(self._inward)
 
     def _copy_back(self, call: Call, chunk: Chunk, out: np.ndarray) -> None:
         self._copy(call.out, chunk.output_extents, out, self._outward, inward=False)
