@@ -14,7 +14,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..device.find import find_device
-from ..device.recognise import describe
+from ..device.recognise import as_device_array
 from ..errors import InvalidArgument, Unsupported
 from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
@@ -113,7 +113,7 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
     device = find_device()
     first, second = (device.empty((nbytes,), np.dtype(np.uint8)) for _ in range(2))
     host = device.pinned(nbytes)
-    a, b = describe(first, comm.rank).pointer, describe(second, comm.rank).pointer
+    a, b = as_device_array(first, comm.rank).pointer, as_device_array(second, comm.rank).pointer
     there, stream = host.__array_interface__["data"][0], device.current_stream()
 
     def speed(target: int, source: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..device.array import DeviceArray
 from ..device.find import find_device
-from ..device.recognise import describe, is_on_device, is_torch, make_like, of_torch, plain
+from ..device.recognise import as_device_array, is_on_device, is_torch, make_like, of_torch, plain
 from ..errors import InvalidArgument, MpidistError, UnsupportedDtype
 
 log = logging.getLogger("mpidist")
@@ -95,7 +95,7 @@ def as_input(x: Any, rank: int, device: bool = False) -> Any:
     if type(x) is not np.ndarray:
         if is_on_device(x):
             if device:
-                return describe(x, rank, "x")
+                return as_device_array(x, rank, "x")
             raise InvalidArgument(
                 f"rank {rank}: x is a GPU array ({_kind(x)}); this "
                 "call takes host memory only: pass a numpy array (for cupy: x.get())"
@@ -128,7 +128,7 @@ def as_output(out: Any, rank: int, argument: str = "out", device: bool = False) 
                 f"rank {rank}: {argument} is in host memory ({_kind(out)}) and x on a GPU; "
                 "expected both on the host or both on a GPU"
             )
-        out = describe(out, rank, argument)
+        out = as_device_array(out, rank, argument)
     elif type(out) is not np.ndarray:
         if is_on_device(out):
             raise InvalidArgument(
@@ -213,7 +213,7 @@ def new_result(
     if kind == "device":
         if like is not None:
             return make_like(like, shape, dtype), None
-        return describe(find_device(rank).empty(shape, dtype), rank, "out"), None
+        return as_device_array(find_device(rank).empty(shape, dtype), rank, "out"), None
     result = np.empty(shape, dtype)
     return result, of_torch().as_tensor(result) if kind == "tensor" else None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..device.array import DeviceArray
-from ..device.recognise import copy_of, describe, is_on_device
+from ..device.recognise import as_device_array, copy_of, is_on_device
 from ..operations import Op, check_defined, find_op, is_mean
 from ..schedule.contract import COLLECTIVES
 from .arrays import (
@@ -194,7 +194,7 @@ def _target(collective: str, x: Any, out: Any, place: Caller) -> tuple[Any, Any]
                 f"out is on a GPU and x in host memory ({type(x).__name__}); expected both on "
                 "the host or both on a GPU"
             )
-        model = describe(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
+        model = as_device_array(x, place.rank) if is_on_device(x) else exposed(x, place.rank)
         if model is not None:
             device = type(model) is DeviceArray
             return check_out(out, model.shape, model.dtype, place.rank, device), out

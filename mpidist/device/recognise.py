@@ -67,7 +67,7 @@ def is_on_device(x: Any) -> bool:
         return is_torch(x) and x.is_cuda
 
 
-def describe(x: Any, rank: int, argument: str = "x") -> DeviceArray:
+def as_device_array(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     """Return the :class:`DeviceArray` of an array on a device; nothing is copied.
 
     Raises Unsupported if there is no device, or cupy is not installed; UnsupportedDtype if numpy
@@ -140,7 +140,7 @@ def make_like(x: DeviceArray, shape: tuple[int, ...], dtype: np.dtype) -> Device
 
     A tensor of PyTorch has the dtype of `x`, not `dtype`.
     """
-    return describe(x.make(shape, dtype), 0, "out")
+    return as_device_array(x.make(shape, dtype), 0, "out")
 
 
 def copy_of(x: DeviceArray, stream: int) -> DeviceArray:

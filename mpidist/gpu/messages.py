@@ -16,7 +16,7 @@ from ..calls.arrays import address, view_at
 from ..device.array import DeviceArray
 from ..device.base import Device, InFlight
 from ..device.find import find_device
-from ..device.recognise import describe
+from ..device.recognise import as_device_array
 from ..engine.messages import PointToPoint
 from ..engine.work import Work
 from .executors import this_rank, why_not_each
@@ -68,7 +68,7 @@ class TensorMessages(_Copies):
         That is the memory of `x` if the MPI library is CUDA-aware, else a copy in host memory.  The
         host waits until the work queued on the stream of `x` is complete.
         """
-        data = describe(x, 0)
+        data = as_device_array(x, 0)
         memory = _device_memory(data, x) if self.direct else self.fetch(data)
         self.device.synchronize(data.stream)
         return memory
@@ -82,7 +82,7 @@ class TensorMessages(_Copies):
         if not self.direct:
             return self.device.pinned(nbytes)[:nbytes]
         x = make()
-        data = describe(x, 0)
+        data = as_device_array(x, 0)
         self.device.synchronize(data.stream)  # earlier work on this memory must be complete
         return _device_memory(data, x)
 
@@ -95,7 +95,7 @@ class TensorMessages(_Copies):
         if owner is not None:
             return owner
         x = make()
-        self.land(memory, describe(x, 0))
+        self.land(memory, as_device_array(x, 0))
         return x
 
 
@@ -132,7 +132,7 @@ class GpuMessages(_Copies):
 
         The host first waits until all that is queued on the array's stream is complete.
         """
-        messages, data = self._messages, describe(x, self._rank)
+        messages, data = self._messages, as_device_array(x, self._rank)
         peer = messages.peer(peer, itself=True)
         memory = _bytes_of(data) if self.direct else self.fetch(data)
         self.device.synchronize(data.stream)
@@ -144,7 +144,7 @@ class GpuMessages(_Copies):
 
         Once the Work is complete, what is queued on the array's stream sees the contents.
         """
-        messages, data = self._messages, describe(out, self._rank, "out")
+        messages, data = self._messages, as_device_array(out, self._rank, "out")
         peer = messages.source(peer, itself=True)
         if data.readonly:
             raise messages.place.wrong("out is read-only; it must be writable")

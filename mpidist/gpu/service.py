@@ -9,7 +9,7 @@ import numpy as np
 
 from ..device.base import Device
 from ..device.find import find_device
-from ..device.recognise import describe
+from ..device.recognise import as_device_array
 from ..engine.service import Service
 from ..errors import ConfigError, MpidistError, Unsupported
 from ..selection.names import IPC, MPI, NATIVE, NCCL, STAGED
@@ -104,7 +104,7 @@ class GpuExecutors:
 
         Otherwise the call goes by MPI, possibly through host memory.
         """
-        data = describe(x, self._service.backend.rank)
+        data = as_device_array(x, self._service.backend.rank)
         if self.uses_nccl and has_sum(data.dtype):
             return True
         if self.why_no_symmetric_memory is not None or collective not in NEEDS:
@@ -113,7 +113,7 @@ class GpuExecutors:
 
     def holds(self, x: Any) -> bool:
         """Return whether an array is in symmetric memory of this communicator."""
-        data = describe(x, self._service.backend.rank)
+        data = as_device_array(x, self._service.backend.rank)
         return bool(data.size) and self._heap.find(data) is not None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -125,12 +125,12 @@ class GpuExecutors:
 
     def key(self, x: Any) -> str:
         """Return a symmetric array's location, as ranks compare it; else InvalidArgument."""
-        return self._heap.key(describe(x, self._service.backend.rank))
+        return self._heap.key(as_device_array(x, self._service.backend.rank))
 
     def free(self, x: Any) -> None:
         """Release the memory of an array of :meth:`empty`; collective."""
         self.key(x)
-        self._heap.free(describe(x, self._service.backend.rank))
+        self._heap.free(as_device_array(x, self._service.backend.rank))
 
     def close(self) -> None:
         """Release all resources; collective."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..communicator.communicator import Communicator
-from ..device.recognise import describe
+from ..device.recognise import as_device_array
 from ..errors import Unsupported
 from ..frameworks.base import Framework
 from ..schedule.registry import find, reserved
@@ -132,7 +132,7 @@ def allocate_on_device(comm: Communicator, count: int, framework: Framework, p: 
     bytes because a library (PyTorch, cupy) may lack a dtype of another one.
     """
     values = framework.values(p)
-    if not comm.gpu.sums_in_place(describe(values, comm.rank).dtype):
+    if not comm.gpu.sums_in_place(as_device_array(values, comm.rank).dtype):
         return None
     nbytes = count * values.itemsize
     try:

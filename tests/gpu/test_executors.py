@@ -19,7 +19,7 @@ from mpidist.calls.call import Call
 from mpidist.device import find
 from mpidist.device.array import DeviceArray
 from mpidist.device.find import find_device
-from mpidist.device.recognise import describe, is_on_device, make_like
+from mpidist.device.recognise import as_device_array, is_on_device, make_like
 from mpidist.errors import ConfigError, InvalidArgument, Unsupported, UnsupportedDtype
 from mpidist.gpu.chunks import chunks, elements
 from mpidist.gpu.cuda_aware import Awareness, MpiLibrary, detect
@@ -40,13 +40,13 @@ def device(emulated_device):
 
 def test_an_array_is_described_and_not_copied(device):
     x = device.array(np.arange(12.0, dtype="f4").reshape(3, 4))
-    found = describe(x, 0)
+    found = as_device_array(x, 0)
     assert is_on_device(x) and not is_on_device(np.ones(3)) and not is_on_device([1, 2])
     assert (found.shape, found.dtype, found.nbytes, found.strides) == ((3, 4), "f4", 48, (16, 4))
     assert device.owns(found.pointer) and found.owner is x and found.device is device
-    part = describe(x[1], 0)
+    part = as_device_array(x[1], 0)
     assert part.pointer == found.pointer + 16 and found.overlaps(part) and part.overlaps(found)
-    assert not part.overlaps(describe(x[2], 0))
+    assert not part.overlaps(as_device_array(x[2], 0))
     assert isinstance(make_like(found, (2,), np.dtype("i8")), DeviceArray)
 
 
@@ -130,7 +130,7 @@ def test_no_device():
     if reason is None:
         pytest.skip("needs a machine without a GPU")
     with pytest.raises(Unsupported, match=r"rank 2: x is a GPU array \(types.SimpleNamespace\)"):
-        describe(stray, 2)
+        as_device_array(stray, 2)
 
 
 def test_bench_without_a_gpu():
@@ -193,7 +193,7 @@ def test_lazy_tensors(device, monkeypatch):
     x = torch.ones(3, dtype=torch.complex64)
     for lazy, words in ((x.conj(), "conj"), (x.conj().imag, "resolve_neg")):
         with pytest.raises(InvalidArgument, match=f"rank 1: out is a lazily .*{words}"):
-            describe(lazy, 1, "out")
+            as_device_array(lazy, 1, "out")
 
     def raises(x):
         raise KeyError(x.dtype)  # as for bfloat16, before PyTorch 2.4

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.bench.gpu import forced
 from mpidist.device.find import find_device
-from mpidist.device.recognise import describe
+from mpidist.device.recognise import as_device_array
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
@@ -131,7 +131,7 @@ def test_what_is_refused(comm):
         comm.allreduce(x[:, :2])
     with pytest.raises(InvalidArgument, match="host memory"):
         comm.allreduce(x, out=np.zeros((4, 4)))
-    assert find_device().owns(describe(x, 0).pointer)
+    assert find_device().owns(as_device_array(x, 0).pointer)
 
 
 def test_tensors_of_torch(comm, number):

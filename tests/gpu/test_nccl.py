@@ -15,7 +15,7 @@ import pytest
 import mpidist
 from mpidist.calls.call import Call
 from mpidist.device.find import find_device, install_device
-from mpidist.device.recognise import describe
+from mpidist.device.recognise import as_device_array
 from mpidist.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -174,8 +174,8 @@ def test_every_function(name):
         assert (x.get() == data * dtype.type(total)).all()
         x, out = device.array(data), device.array(np.zeros(6, dtype))
         backend.reduce(
-            describe(x, 0),
-            describe(out, 0) if comm.rank == 1 else None,
+            as_device_array(x, 0),
+            as_device_array(out, 0) if comm.rank == 1 else None,
             "max" if dtype.kind != "c" else "sum",
             1,
         )
@@ -457,7 +457,7 @@ def test_symmetric_arrays_in_the_background(emulated_device):
     nccl = Nccl(None, service, alone, heap)
     for symmetric in (True, False):
         x = heap.empty((4,), np.dtype("f4")) if symmetric else device.array(np.ones(4, "f4"))
-        data = describe(x, 0)
+        data = as_device_array(x, 0)
         call = Call("allreduce", 0, 1, 0, data.dtype, data, data, PREDEFINED["sum"])
         assert nccl.why_not(call, "auto", False) is nccl.why_not(call, "native", True) is None
         reason = nccl.why_not(call, "auto", True)

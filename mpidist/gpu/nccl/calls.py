@@ -17,7 +17,7 @@ import numpy as np
 
 from ...calls.call import Caller
 from ...device.array import DeviceArray
-from ...device.recognise import describe
+from ...device.recognise import as_device_array
 from ...errors import InvalidArgument
 from .backend import OPS, NcclBackend
 
@@ -92,7 +92,7 @@ def nccl_reduce_scatter_dtype(
 def _flat(buffer: Any, backend: NcclBackend, argument: str) -> DeviceArray:
     if not isinstance(backend, NcclBackend):
         raise InvalidArgument(f"backend is a {type(backend).__name__}; expected an NcclBackend")
-    x = describe(buffer, backend.rank, argument).reshape(-1)
+    x = as_device_array(buffer, backend.rank, argument).reshape(-1)
     if x.readonly and argument != "send":
         raise InvalidArgument(f"rank {backend.rank}: {argument} is read-only; it must be writable")
     return x
