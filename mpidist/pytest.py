@@ -97,14 +97,14 @@ class Exchange:
             message.Recv([data, self.MPI.BYTE])
             got[peer] = pickle.loads(data)
 
-    def speaks(self, missing: list[int]) -> bool:
+    def reports_for_all(self, missing: list[int]) -> bool:
         """Return whether this rank is to report for all: the lowest that is not in `missing`."""
         return all(rank in missing for rank in range(self.rank))
 
     def give_up(self, why: str, missing: list[int]) -> None:
         """Write the reason and the stacks of the missing ranks of this node; end all ranks."""
-        if not self.speaks(missing):
-            time.sleep(10)  # the one that speaks ends this rank too
+        if not self.reports_for_all(missing):
+            time.sleep(10)  # the rank that reports ends this one too
         self.stderr.write(f"\nrank {self.rank}: {why}\n")
         for peer in missing:
             node, pid = self.places[peer]
@@ -193,7 +193,7 @@ class RankReports:
             return self.exchange.everyone(value, limit)
         except Missing as missing:
             why = f"{missing} to the end of {what}; the launch is aborted"
-            if self.exchange.speaks(missing.ranks):
+            if self.exchange.reports_for_all(missing.ranks):
                 self.abort(why)
             self.exchange.give_up(why, missing.ranks)
             raise
@@ -246,7 +246,7 @@ class RankReports:
         A timer calls it.  It is for tests in which all ranks hang: a rank that has come to the end
         of the test ends the job earlier, in :meth:`together`.
         """
-        time.sleep(10 * self.exchange.rank)  # rank 0 speaks, if it can
+        time.sleep(10 * self.exchange.rank)  # rank 0 reports, if it can
         why = f"no rank came to the end of {nodeid}; the launch is aborted"
         self.abort(why)
         self.exchange.give_up(why, list(range(self.exchange.size)))

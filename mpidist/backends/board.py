@@ -174,7 +174,7 @@ class Board:
         """Return whether `rank` has left: its process is exiting, or has exited normally."""
         return bool(self.words[rank * _WIDTH + _LEFT])
 
-    def unwell(self) -> tuple[str, ...]:
+    def stopped_or_dead(self) -> tuple[str, ...]:
         """Return a text on each rank of the board whose process is stopped, dead or not found."""
         pids = [(r, self.words[r * _WIDTH + _PID]) for r in self.ranks]
         states = [(r, pid, _process_state(pid)) for r, pid in pids]

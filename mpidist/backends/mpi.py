@@ -33,7 +33,7 @@ _COMPLETED = AllOf(())
 _BEGINNING = "/dev/shm/mpich_shm_"
 
 
-def take_name_away() -> None:
+def remove_shared_memory_names() -> None:
     """Remove the names of MPICH's shared-memory files; called once all ranks have started.
 
     A killed job would leave the files behind.

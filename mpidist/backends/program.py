@@ -52,66 +52,35 @@ class OperationCheck(Protocol):
 
 @dataclass(slots=True)
 class Program:
-    """A call bound to memory, ready to be run any number of times, one run at a time.
-
-    Attributes
-    ----------
-    items : list of Round or Side
-        The messages and actions, in order.
-    finish : tuple of callable
-        Actions after the last item, once the result is complete.
-    scratch_bytes : int
-        Bytes of scratch memory.
-    messages, requests : int
-        Number of messages sent; of messages sent and received.
-    tags : list of int
-        One number, set before each run: the slot of the run among the pending operations, which
-        selects its range of message tags, or its barrier counters; 0 for blocking calls.
-    busy : bool
-        Whether a run in the background is pending.
-    before : tuple of callable
-        Actions before this rank announces its arrival; other ranks may then read their results.
-    meets : bool
-        Whether a run waits for all ranks first, and does only `before` until then.
-    interruptible : bool
-        Whether a wait inside can end at the deadline; a call of a library cannot, so the watchdog
-        watches it.
-    announced : bool
-        Whether a run is announced as one numbered operation; if not, the run makes calls, each of
-        which is announced.
-    slot : int or None
-        Index of the staging slot, a part of shared memory, that the program uses; unlike `tags`.
-    named : OperationCheck or None
-        The part that compares the ranks' operations, if any; told the operation of each run.
-    begin : callable or None
-        ``begin(give)`` starts a run in the background that is not `announced`, and returns its
-        Work; ``give()`` returns the user's result at the end.
-    queue : callable or None
-        ``queue(check)`` queues a run in the background on a stream of a GPU, which the engine does
-        not poll.  It returns ``done()``, whether the run has ended, and ``end()``, which makes the
-        streams of the call's arrays wait for it.  ``check()``, called until then by any thread,
-        raises if the ranks' calls differ.
-    held : int
-        Bytes of memory that the program holds; 0 until
-        :func:`~mpidist.engine.binding.held_bytes` has counted them.
-    """
+    """A call bound to memory, ready to be run any number of times, one run at a time."""
 
     items: list[Round | Side]
-    finish: tuple[Action, ...] = ()
+    finish: tuple[Action, ...] = ()  # after the last item, once the result is complete
     scratch_bytes: int = 0
-    messages: int = 0
+    messages: int = 0  # sent
+    # One number, set before each run: the slot of the run among the pending operations, which
+    # selects its range of message tags, or its barrier counters; 0 for blocking calls.
     tags: list[int] = field(default_factory=lambda: [0])
-    busy: bool = False
+    busy: bool = False  # a run in the background is pending
+    # Before this rank announces its arrival; other ranks may then read the results.
     before: tuple[Action, ...] = ()
-    requests: int = 0
-    meets: bool = False
+    requests: int = 0  # messages sent and received
+    meets: bool = False  # a run waits for all ranks first, and does only `before` until then
+    # A wait inside can end at the deadline; a call of a library cannot: the watchdog watches it.
     interruptible: bool = True
+    # A run is announced as one numbered operation; else it makes calls that are announced.
     announced: bool = True
-    slot: int | None = None
-    named: OperationCheck | None = None
+    slot: int | None = None  # index of the staging slot in shared memory; unlike `tags`
+    named: OperationCheck | None = None  # compares the ranks' operations; told that of each run
+    # ``begin(give)`` starts a run in the background that is not `announced`, and returns its Work;
+    # ``give()`` returns the user's result at the end.
     begin: Callable[[Callable[[], Any]], Any] | None = None
+    # ``queue(check)`` queues a run in the background on a stream of a GPU, which the engine does
+    # not poll.  It returns ``done()``, whether the run has ended, and ``end()``, which makes the
+    # streams of the call's arrays wait for it.  ``check()``, called until then by any thread,
+    # raises if the ranks' calls differ.
     queue: Callable[[Action], tuple[Callable[[], bool], Action]] | None = None
-    held: int = 0
+    held: int = 0  # bytes of memory; 0 until engine.binding.held_bytes has counted them
 
 
 def library_call(*actions: Action) -> Program:

@@ -75,7 +75,7 @@ def begun(
     return begin
 
 
-def same_here(name: str, known: Iterable[str]) -> str:
+def name_here(name: str, known: Iterable[str]) -> str:
     """Return a hint: the name in `known` for one of mpi4py or torch.distributed; else ""."""
     plain = name.lower().removeprefix("get_").replace("_", "")
     if plain in ("bcast", "ibcast"):
@@ -1400,7 +1400,7 @@ class Communicator:
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError; for a name of mpi4py or torch, the message has mpidist's name."""
-        hint = "" if name.startswith("_") else same_here(name, dir(self))
+        hint = "" if name.startswith("_") else name_here(name, dir(self))
         raise AttributeError(f"'Communicator' object has no attribute {name!r}{hint}", name=name)
 
     def _estimates(self, calibrate: bool | Calibration | None) -> Estimates:

@@ -60,7 +60,7 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
 
 log = logging.getLogger("mpidist")
 LEVELS = ("single", "funneled", "serialized", "multiple")
-HEARD_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
+LEAVE_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
 _default: Communicator | None = None
 
 
@@ -156,7 +156,7 @@ def init(
         table = _read(tuning, os.environ) if rank == 0 else ("", "")
         return _Settings(chosen, options, table, os.environ.get(TRACE, "").strip())
 
-    from ..backends.mpi import MpiBackend, take_name_away
+    from ..backends.mpi import MpiBackend, remove_shared_memory_names
 
     agreed: list[_Settings] = []
 
@@ -169,7 +169,7 @@ def init(
     for sentence in misspelt(os.environ) if rank == 0 else ():
         log.warning("%s", sentence)
     if comm is None and backend.library.startswith("MPICH "):
-        take_name_away()
+        remove_shared_memory_names()
     text, source = of_rank_0.tuning
     table = TuningTable.from_json(text, source) if text else None
     made = Communicator(backend, of_rank_0.config, tuning=table, **of_rank_0.options)
@@ -378,16 +378,16 @@ def _leave() -> None:
     if not hand_over(describe(type(error), error, None, os.environ)):
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()
-    _be_heard(comm.backend.board)
+    _leave_and_wait(comm.backend.board)
     comm.backend.abort(1)
 
 
-def _be_heard(board: Board) -> None:
+def _leave_and_wait(board: Board) -> None:
     """Mark this rank as gone on the arrival board; wait up to 1 s until the node's ranks have left.
 
     Ranks that wait for this one have time to report that it is gone, before the job ends.
     """
     board.leave()
-    until = time.monotonic() + HEARD_SECONDS
+    until = time.monotonic() + LEAVE_SECONDS
     while time.monotonic() < until and not all(map(board.has_left, board.ranks)):
         time.sleep(0.01)

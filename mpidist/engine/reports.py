@@ -219,7 +219,7 @@ class Reports:
     def _inside(self, sequence: int, given_up: Sequence[int]) -> str:
         """Return why ranks hang inside an operation; the deadline of the `given_up` has passed."""
         behind = self._behind()
-        reasons = list(self._backend.board.unwell())
+        reasons = list(self._backend.board.stopped_or_dead())
         if behind:
             late = ", ".join(map(str, behind))
             reasons.append(f"rank {late} has not reached a barrier inside the operation")
