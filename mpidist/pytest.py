@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -361,9 +361,9 @@ RANKS = pytest.StashKey[RankReports]()
 COMM = pytest.StashKey[Any]()
 
 
-def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+def is_launched() -> bool:
     """Return whether an mpiexec or srun started this process."""
-    return any(name in environ for name in LAUNCHED)
+    return any(name in os.environ for name in LAUNCHED)
 
 
 def add_rank_grace(group: pytest.OptionGroup) -> None:

@@ -24,7 +24,7 @@ from ..shared_memory.compiled import least_bytes
 from ..topology import RANKS_PER_NODE, pretended_hosts
 from .communicator import DEBUG, Communicator
 from .failure import describe
-from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, tell_run
+from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, send_note
 from .logs import set_up_log
 from .tracing import stop_at_exit
 
@@ -246,14 +246,14 @@ def start_mpi(thread_level: str) -> Any:
     if "mpi4py.MPI" not in sys.modules:
         if thread_level in LEVELS:
             mpi4py.rc.thread_level = thread_level
-        tell_run(STARTING)
+        send_note(mpi=STARTING)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]  # the rest is every path that was tried
         raise missing_library(reason) from None
     give_back_signal()
-    tell_run(STARTED)
+    send_note(mpi=STARTED)
     return MPI
 
 

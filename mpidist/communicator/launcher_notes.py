@@ -16,7 +16,7 @@ from contextlib import suppress
 
 NOTES = "MPIDIST_RUN_NOTES"
 """Environment variable: the abstract socket address of `mpidist run` or of the rank's monitor."""
-STARTING, STARTED = "starting", "started"
+STARTING, STARTED = "starting", "started"  # states of MPI, as the fact `mpi`
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 LONGEST = 60_000  # bytes of a note, which the monitor sends on as one line
 TAKEN_WITHIN = 1.0  # seconds
@@ -28,12 +28,12 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdecimal()), None)
 
 
-def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
+def send_note(**facts: object) -> bool:
     """Send facts to ``mpidist run``, if it started this process; return whether it got them."""
-    name = environ.get(NOTES)
+    name = os.environ.get(NOTES)
     if not name:
         return False
-    known = {"rank": launched_rank(environ), "host": socket.gethostname()}
+    known = {"rank": launched_rank(), "host": socket.gethostname()}
     note = json.dumps({**known, **facts}).encode()
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.settimeout(TAKEN_WITHIN)
@@ -41,24 +41,19 @@ def send_note(environ: Mapping[str, str] = os.environ, **facts: object) -> bool:
     return False
 
 
-def tell_run(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send the state of MPI, "starting" or "started", to ``mpidist run``, if there is one."""
-    send_note(environ, mpi=state)
-
-
-def hand_over(failure: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
+def hand_over(failure: Mapping[str, str]) -> bool:
     """Hand over to ``mpidist run`` the exception that ends this rank, and wait a moment.
 
     Other ranks that fail can do the same in that time: the first to end ends the job.  Return
     whether ``mpidist run`` prints it; otherwise this rank must.
     """
-    if not send_note(environ, failure=dict(failure)):
+    if not send_note(failure=dict(failure)):
         return False
     time.sleep(OTHERS_FAIL_WITHIN)
-    return send_note(environ)  # False if it was killed in the meantime
+    return send_note()  # False if it was killed in the meantime
 
 
-def give_back_signal(environ: Mapping[str, str] = os.environ) -> None:
+def give_back_signal() -> None:
     """Restore the default handler of SIGUSR1, which MPICH replaced at its start.
 
     The monitor of this rank (a process of ``mpidist run``) holds the signal back until the program
@@ -66,5 +61,5 @@ def give_back_signal(environ: Mapping[str, str] = os.environ) -> None:
     ``StopRequest`` would be lost.
     """
     free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    if NOTES in environ and free and threading.current_thread() is threading.main_thread():
+    if NOTES in os.environ and free and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -25,7 +25,7 @@ from .staged import CHUNK_BYTES
 CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
 
 
-def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProperties:
+def this_rank(native: bool) -> RankProperties:
     """Return the properties of this rank on which the choice of executors depends.
 
     `native` is whether an MPI library carries the messages.
@@ -38,9 +38,7 @@ def this_rank(native: bool, environ: Mapping[str, str] = os.environ) -> RankProp
         # The identity of an emulated device may be missing in the list of visible ones.
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = VisibleGpus(socket.gethostname(), gpus, number)
-    return RankProperties(
-        awareness(native, environ), forced_executor(environ), chunk_bytes(environ), no_nccl, seen
-    )
+    return RankProperties(awareness(native), forced_executor(), chunk_bytes(), no_nccl, seen)
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:

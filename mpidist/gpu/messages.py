@@ -58,8 +58,8 @@ class TensorMessages(_Copies):
     If the MPI library is CUDA-aware (`direct`), messages use the tensors' own memory.
     """
 
-    def __init__(self, direct: bool = False, device: Device | None = None):
-        super().__init__(device or find_device())
+    def __init__(self, direct: bool):
+        super().__init__(find_device())
         self.direct = direct
 
     def outgoing(self, x: Any) -> np.ndarray:

@@ -381,11 +381,11 @@ def test_before_slurm_kills_all(monkeypatch):
 
 INIT = """
 import sys, time
-from mpidist.communicator.launcher_notes import tell_run
+from mpidist.communicator.launcher_notes import send_note
 if sys.argv[1] != "early":
-    tell_run("starting")
+    send_note(mpi="starting")
 if sys.argv[1] == "through":
-    tell_run("started")
+    send_note(mpi="started")
     time.sleep(0.5)
 elif sys.argv[1] == "hangs":
     time.sleep(600)

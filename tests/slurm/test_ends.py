@@ -26,11 +26,11 @@ def test_failing_rank_ends_the_job(cluster, mpi, user, tmp_path, how):
 
 
 STUCK = """import os, time
-from mpidist.communicator.launcher_notes import tell_run
-tell_run("starting")
+from mpidist.communicator.launcher_notes import send_note
+send_note(mpi="starting")
 if "MPI_LOCALNRANKS" not in os.environ:  # not by MPICH's own launcher
     time.sleep(100)
-tell_run("started")
+send_note(mpi="started")
 print("through", flush=True)
 """
 

@@ -39,13 +39,14 @@ def version_text(version: int) -> str:
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
-def check_version(version: int, rank: int) -> None:
-    """Raise Unsupported if the version of NCCL is too old."""
-    if version < MIN_VERSION:
-        raise Unsupported(
-            f"rank {rank}: NCCL {version_text(version)} is too old: needed is "
-            f"{version_text(MIN_VERSION)}; install a newer nvidia-nccl-cu12"
-        )
+def why_too_old(version: int) -> str:
+    """Return why a version of NCCL cannot be used, or "" if it can."""
+    if version >= MIN_VERSION:
+        return ""
+    return (
+        f"NCCL {version_text(version)} is too old: needed is {version_text(MIN_VERSION)}; "
+        "install a newer nvidia-nccl-cu12"
+    )
 
 
 def has_sum(dtype: np.dtype) -> bool:
@@ -99,7 +100,7 @@ def load() -> Any:
     return nccl
 
 
-def why_not_here(rank: int = 0) -> str:
+def why_not_here() -> str:
     """Return why NCCL cannot be used in this process, or "" if it can; does not start NCCL."""
     devices = installed_device()
     if devices is not None and not devices.nccl:
@@ -108,10 +109,9 @@ def why_not_here(rank: int = 0) -> str:
     if reason is not None:
         return reason
     try:
-        check_version(load().get_version(), rank)
+        return why_too_old(load().get_version())
     except Unsupported as error:
         return str(error)
-    return ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,8 @@ class NcclBackend:
         try:
             self.device = find_device(comm.rank)
             self._library = load() if library is None else library
-            check_version(self._library.get_version(), comm.rank)
+            too_old = why_too_old(self._library.get_version())
+            problem = too_old and f"rank {comm.rank}: {too_old}"
             place = (socket.gethostname(), self.device.identity())
         except Unsupported as error:
             problem = str(error)
