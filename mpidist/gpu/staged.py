@@ -60,12 +60,12 @@ def views(call: Call, chunk: Chunk, memory: np.ndarray) -> tuple[np.ndarray, np.
     return memory[start : start + inputs].view(call.dtype), memory[:outputs].view(call.dtype)
 
 
-def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepared:
+def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Call:
     """Return a chunk of a call as a call on the chunk's host arrays, with no further checks."""
     source = None if call.x is None else x
     target = None if call.out is None else out
     in_place = _shared(call) and source is not None and target is not None
-    part = replace(
+    return replace(
         call,
         x=source,
         out=source if in_place else target,
@@ -74,30 +74,20 @@ def host_call(call: Call, chunk: Chunk, x: np.ndarray, out: np.ndarray) -> Prepa
         in_place=in_place,
         even=call.even if call.collective == "alltoall" else len(set(chunk.counts)) <= 1,
     )
-    return Prepared(part, None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DeviceResult(Prepared):
     """A prepared host call whose result is copied to a GPU at the end.
 
     ``end()`` queues the copies of the result, ``target()`` returns the user's array.
     """
 
-    end: Callable[[], None] | None = None
-    target: Callable[[], Any] | None = None
-
-    @classmethod
-    def of(cls, part: Prepared, end: Callable[[], None], target: Callable[[], Any]) -> DeviceResult:
-        """Return `part`, a prepared host call, with callbacks that bring its result to the GPU."""
-        return cls(
-            part.call, part.result, part.staging, part.scalar, part.shown, end=end, target=target
-        )
+    end: Callable[[], None]
+    target: Callable[[], Any]
 
     def give(self) -> Any:
         """Queue the copies of the result to the GPU, and return the user's array."""
-        super(DeviceResult, self).give()
-        assert self.end is not None and self.target is not None
         self.end()
         return self.target()
 
@@ -151,7 +141,8 @@ class HostStaged:
                 self._copy_in(call, parts[number + 1], self._buffers[(number + 1) % BUFFERS])
             buffer.filled.synchronize()
             x, out = views(call, chunk, buffer.memory(bytes_needed(call, chunk)))
-            self._service.serve(host_call(call, chunk, x, out), algorithm)
+            part = Prepared(host_call(call, chunk, x, out), None)
+            self._service.serve(part, algorithm)
             self._copy_back(call, chunk, out)
             buffer.emptied.record(self._outward)
         self._let_arrays_wait(streams)
@@ -176,7 +167,7 @@ class HostStaged:
             self._pending.hold(copied, memory)  # the copy still reads it when end() has returned
             self._let_arrays_wait(streams)
 
-        part = DeviceResult.of(host_call(call, chunk, x, out), end, give)
+        part = DeviceResult(host_call(call, chunk, x, out), None, end=end, target=give)
         return self._service.background.begin(part, algorithm)
 
     def _bytes_of(self, call: Call) -> int:
