@@ -26,8 +26,8 @@ _LEGEND = (
     "print it, is that of the configured arity, 2 by default.",
     "hierarchical/LOCAL/ACROSS, and hierarchical_leaders: two levels, the algorithm LOCAL inside "
     "the nodes and ACROSS between them, for example hierarchical/direct/ring.",
-    "in_place, published and slots: in memory that the ranks of a node share; for proofs and "
-    "pictures, alone or as LOCAL inside the nodes, but not for algorithm=.",
+    "in_place, published and slots: in memory that the ranks of a node share, alone or as LOCAL "
+    "inside the nodes; in_place in arrays of comm.empty(), the others on any arrays.",
     "Executors without a schedule, which algorithm= accepts too: native, MPI's own "
     "collective; on one node symmetric, in arrays of comm.empty(); staged, through shared memory; "
     "and single_copy, from the memory of the other processes.",
