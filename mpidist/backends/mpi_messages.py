@@ -211,11 +211,12 @@ class MpiTransfer:
         keep: Callable[[MPI.Request, object], None] = _keep,
         finalized: Callable[[], bool] = MPI.Is_finalized,
         error: type[Exception] = MPI.Exception,
+        quiet: Callable[[type[Exception]], Any] = suppress,
     ) -> None:
         if finalized():
             return
         for request in self._requests:
-            with suppress(error):
+            with quiet(error):
                 if request and not request.Test():
                     keep(request, self._messages)
                 elif request:

@@ -153,8 +153,9 @@ class Communicator:
         Measured choices for "auto", where the configuration leaves it open; the same on every
         rank, as :func:`mpidist.init` ensures.
     calibrate : bool or Calibration, optional
-        Whether to measure the cost model's constants, within 50 ms, as soon as "auto" must choose
-        among hand-written algorithms; by default set by ``MPIDIST_CALIBRATE``, else only with MPI.
+        Whether to measure what "auto" needs to know, when a call first needs it: the cost model's
+        constants, within 50 ms, or on one node the time of a call in several ways, in up to 20 ms;
+        by default set by ``MPIDIST_CALIBRATE``, else only with MPI.
         Constants that are known already, a Calibration, are used at once.
 
     Attributes
@@ -1283,8 +1284,8 @@ class Communicator:
         Returns
         -------
         chosen : Candidate
-            The choice, with its reason: the configuration, the tuning table, the measured links,
-            the cost model, or the shipped rule.
+            The choice, with its reason: the configuration, the tuning table, what was tried out,
+            the measured links, the cost model, or the shipped rule.
         every : list of Candidate
             All candidates, the chosen one too.  Those that cannot serve have the reason, and
             others the expected `seconds` where they are known: measured, from the tuning table if
@@ -1329,6 +1330,9 @@ class Communicator:
         chosen = choose(candidates, "auto", self.config, estimates)
         if chosen.missing:
             why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
+            chosen = replace(chosen, why=why)
+        if chosen.untried:
+            why = f"{chosen.why}; the first call will try out {', '.join(chosen.untried)}"
             chosen = replace(chosen, why=why)
         chosen, *every = (
             replace(candidate, executor=chooser.executor(candidate, call).name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..backends.base import Backend
 from ..backends.executor import ONCE, Executor, Use
 from ..calls.call import Call
@@ -23,6 +25,7 @@ from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
+from .trial import least, times_of, turns_of
 
 
 class Service:
@@ -117,11 +120,12 @@ class Service:
     ) -> tuple[Executor, Candidate]:
         """Choose the executor and algorithm of a call, and make the executor ready.
 
-        If the choice needs it, a blocking call calibrates first.  A background call does not: its
-        ranks do not wait for each other.
+        If the choice needs it, a blocking call calibrates first, or tries out several ways.  A
+        background call does not: its ranks do not wait for each other.
         """
         chooser = self.chooser
-        chosen = chooser.choose(call, algorithm, background, None if background else self.calibrate)
+        measure = (None, None) if background else (self.calibrate, self._try_out)
+        chosen = chooser.choose(call, algorithm, background, *measure)
         executor = chooser.executor(chosen, call, background)
         while not executor.ready:
             # Not the call's text alone: a rank that calls the library announces the same.
@@ -132,6 +136,20 @@ class Service:
         if self.note is not None:
             self.note(served_by(call, executor, chosen))
         return executor, chosen
+
+    def _try_out(self, call: Call, names: Sequence[str]) -> None:
+        """Measure several ways to serve a call, on arrays of its kind; collective."""
+        own, sequencer, estimates = with_own_arrays(call), self.sequencer, self.chooser.estimates
+        assert estimates is not None
+        purpose = f"{call.signature}, tried out"
+        ways = {}
+        for name in names:
+            executor, chosen = self.choose(own, name)
+            operation = f"{purpose} {self.describe(own, executor, chosen)}"
+            ways[name] = repeated(sequencer, own, executor, chosen, operation)
+        mine = times_of(own, ways, turns_of(call.nbytes))
+        times = least(np.array(sequencer.set_up(purpose, lambda: sequencer.everyone(mine))))
+        estimates.learn_trial(call, dict(zip(ways, times)))
 
     def describe(
         self, call: Call, executor: Executor, chosen: Candidate, background: bool = False

@@ -11,10 +11,10 @@ from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import MODEL, TABLE, Estimates, Rival
-from .names import MPI, NATIVE, NCCL, SYMMETRIC
+from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, Estimates, Rival
+from .names import MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
-from .tuning import MEMORIES, kind_for
+from .tuning import MEMORIES, PRIVATE, kind_for
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Candidate:
     missing : tuple of str
         Names of the calibration's constants that are still to be measured and could change this
         choice; empty if none could.
+    untried : tuple of str
+        Names of the candidates that the first such call will try out, and may choose among.
     executor : str
         Name of the executor that serves the call; only in the answer of ``explain``.
     """
@@ -49,10 +51,12 @@ class Candidate:
     seconds: float | None = None
     basis: str = ""
     missing: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     executor: str = ""
 
 
 _ASKED = "the call asks for it"
+PUBLISHED = "published"  # the schedules of single copies
 
 
 class Reasons(Mapping[str, "str | None"]):
@@ -169,11 +173,13 @@ class Chooser:
         algorithm: str,
         background: bool = False,
         calibrate: Callable[[str], object] | None = None,
+        try_out: Callable[[Call, Sequence[str]], object] | None = None,
     ) -> Candidate:
         """Return the candidate for a call, from the cache or by :func:`choose`.
 
         It is equal on all ranks, because it depends only on facts that they share.
-        ``calibrate(text)`` measures the missing constants of the cost model for the call of `text`.
+        ``calibrate(text)`` measures the missing constants of the cost model for the call of `text`,
+        ``try_out(call, names)`` the time of the call in several ways.
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
@@ -204,6 +210,9 @@ class Chooser:
             candidate = choose(candidates, algorithm, self.config, self.estimates)
             if candidate.missing and calibrate is not None:
                 calibrate(call.signature)  # drops all choices made without the constants
+                candidate = choose(candidates, algorithm, self.config, self.estimates)
+            if candidate.untried and try_out is not None:
+                try_out(call, candidate.untried)
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
                 self._chosen.clear()
@@ -313,6 +322,9 @@ class Candidates:
                 return candidate
             sizes = f"{format_size(least)} to {format_size(most)}"
             return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
+        seconds = (estimates.tried(call) or {}).get(candidate.name)
+        if seconds is not None and memory == PRIVATE:
+            return replace(candidate, seconds=seconds, basis=TRIED)
         choice = candidate.choice
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
         known = [time for one in choices if (time := estimates.modelled(call, one)) is not None]
@@ -431,12 +443,48 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     nbytes = ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
     holding = (rule for rule in RULES[call.collective] if rule.holds(nbytes, place))
     rule = next((rule for rule in holding if candidates.can(rule.choose)), None)
+    ways = () if estimates is None or rule is None else _ways(candidates, estimates, rule, place)
+    if estimates is not None and rule is not None and len(ways) > 1:
+        times = estimates.tried(call)
+        if times is None:
+            named = candidates.taken(rule.choose, f"shipped rule: {rule}")
+            return replace(named, untried=tuple(ways))
+        able = {name: times[name] for name in ways if name in times}
+        return candidates.taken(*estimates.fastest_tried(able, rule.choose))
     fastest, missing = (None, ()) if estimates is None else _predicted(candidates, estimates, rule)
     if fastest is None and rule is not None:
         fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")
     none = "nothing that the shipped rules name can serve this call"
     candidate = fastest or candidates.first(none)
     return replace(candidate, missing=missing) if missing else candidate
+
+
+def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place) -> Sequence[str]:
+    """Return the ways to serve a call of which the fastest is to be found by trying; else none.
+
+    On one node with a core for each rank, where the MPI library is a rival, of private arrays of
+    which the rules were measured elsewhere: what stands for a call of some bytes on one machine is
+    half as fast as another on the next.  In symmetric memory nothing else comes near.
+    """
+    call = candidates.call
+    if (
+        not estimates.calibrates
+        or candidates.nbytes < TRIED_FROM
+        or place.nodes > 1
+        or place.crowded
+        or not place.native
+        or call.uneven_alltoall
+        or (call.op is not None and not call.op.builtin)
+        or rule.choose == SYMMETRIC
+    ):
+        return ()
+    names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
+    ways = [name for name in names if candidates.can(name)]
+    # What only moves data has no single copies of its own, but is as fast by them.
+    known = any(one.name == PUBLISHED for one in algorithms(call.collective, one_sided=True))
+    if known and SINGLE_COPY not in ways and candidates.can(PUBLISHED):
+        ways.append(PUBLISHED)
+    return ways
 
 
 def _predicted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -106,6 +106,11 @@ class Calibration:
         return self.published if memory == "published" else self.mapped
 
 
+TRIED = "measured, in this job"
+TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
+"""Bytes from which calls are tried out, and to which: longer ones are like the longest."""
+TRIED_AHEAD = 0.95  # as AHEAD, of measured times
+
 AHEAD = 0.9
 """Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
 
@@ -122,6 +127,12 @@ class Rival:
     choices: list[Choice]  # it is assumed to take as long as the fastest of these schedules
     prior: bool = False  # whether the rules name it, so that another one must be clearly faster
     meets: Choice | None = None  # the barrier in which the ranks meet before it, if they do
+
+
+def _alike(call: Call) -> Hashable:
+    """Return the key of calls that are tried out once."""
+    nearest = min(1 << round(math.log2(max(call.nbytes, 1))), TRIED_TO)
+    return call.collective, kind_for(call), call.even, nearest
 
 
 @lru_cache(maxsize=64)
@@ -163,11 +174,22 @@ class Estimates:
         if calibration is not None:
             self.learn(calibration)
         self.unfit = tuning and tuning.why_not(library, self.ranks_per_node)
+        self._trials: dict[Hashable, dict[str, float]] = {}
 
     def learn(self, calibration: Calibration) -> None:
         """Set the constants of the cost model."""
         self.calibration = calibration
         self.model = _model(calibration, self.groups, self._pipelining, GENERATION[0])
+
+    # -- what was tried out ---------------------------------------------------------------------
+
+    def tried(self, call: Call) -> dict[str, float] | None:
+        """Return the measured seconds of each way to serve calls like this one; None if unknown."""
+        return self._trials.get(_alike(call))
+
+    def learn_trial(self, call: Call, times: dict[str, float]) -> None:
+        """Keep the measured seconds of each way to serve calls like this one."""
+        self._trials[_alike(call)] = times
 
     @property
     def uncalibrated(self) -> bool:
@@ -239,15 +261,20 @@ class Estimates:
                 seconds += model.seconds("barrier", rival.meets, 0, linked) or 0.0
             label = rival.name if by == rival.name else f"{rival.name} (as {by})"
             counts = seconds * AHEAD if rival.prior else seconds
-            found.append((counts, seconds, f"{label} {format_time(seconds)}", rival.name))
-        found.sort(key=itemgetter(0))
-        _, least, _, name = found[0]
-        text = ", ".join(label for *_, label, _ in found)
-        if least > min(seconds for _, seconds, *_ in found):
-            text += f"; the rules name {name}, and nothing is clearly faster"
+            found.append((counts, seconds, label, rival.name))
+        name, text = _fastest(found)
         few = f" ({self.simulated})" if linked and self.simulated else ""
         links = " with the measured links" if linked else ""
         return name, f"cost model{links}: {text}{few}"
+
+    def fastest_tried(self, times: Mapping[str, float], prior: str | None) -> tuple[str, str]:
+        """Return the name of the way with the lowest measured time, and the reason as text."""
+        found = [
+            (seconds * TRIED_AHEAD if name == prior else seconds, seconds, name, name)
+            for name, seconds in times.items()
+        ]
+        name, text = _fastest(found)
+        return name, f"{TRIED}: {text}"
 
     def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
         """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""
@@ -267,3 +294,13 @@ class Estimates:
             return ""
         small = self.model.small
         return f"of {sum(map(len, small))} ranks on {len(small)} nodes"
+
+
+def _fastest(found: list[tuple[float, float, str, str]]) -> tuple[str, str]:
+    """Return the first name and a text on all, of (what counts, seconds, label, name)."""
+    found.sort(key=itemgetter(0))
+    _, least, _, name = found[0]
+    text = ", ".join(f"{label} {format_time(seconds)}" for _, seconds, label, _ in found)
+    if least > min(seconds for _, seconds, *_ in found):
+        text += f"; the rules name {name}, and nothing is clearly faster"
+    return name, text

@@ -1,0 +1,58 @@
+"""Trying out the ways to serve a call: which is the fastest here and now.
+
+What decides between the MPI library, slots and single copies is not in any table: the library, how
+far the cores are from each other, and what else runs.  So the first call of a size is served in
+each way, on arrays like its own, as a program would::
+
+    write the input, call, read the result, three times | in another way | … | all of it again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+
+import numpy as np
+
+from ..calls.call import Call
+from .programs import Bound
+
+_BYTES = 8 << 20  # of all turns of one way together
+_LEAST, _MOST = 6, 12  # turns
+_ROW = 3  # turns of one way in a row, as in a program: its own memory is in the caches by then
+
+
+def turns_of(nbytes: int) -> int:
+    """Return how often each way is tried, for a call of `nbytes`."""
+    return min(_MOST, max(_LEAST, _BYTES // max(nbytes, 1))) // _ROW * _ROW
+
+
+def times_of(call: Call, ways: Mapping[str, Bound], turns: int) -> np.ndarray:
+    """Return this rank's seconds of each turn (a row) of each way (a column).
+
+    `ways` are bound to the arrays of `call`.
+    """
+    x, out = call.x, call.out if call.out is not None else call.x
+    words = None if out is None else out.view(np.uint8)[: out.nbytes // 8 * 8].view(np.uint64)
+    times = np.zeros((turns, len(ways)))
+    for first in range(0, turns, _ROW):
+        for number, way in enumerate(ways.values()):
+            assert way.within is not None
+            for turn in range(first, first + _ROW):
+                begun = perf_counter()
+                if x is not None:
+                    x.fill(turn)
+                way.within()
+                if words is not None:
+                    np.bitwise_or.reduce(words)
+                times[turn, number] = perf_counter() - begun
+    return times
+
+
+def least(times: np.ndarray) -> list[float]:
+    """Return the seconds of the fastest turn of each way, of ``times[rank, turn, way]``.
+
+    A turn takes as long as its slowest rank.  Other load only adds to it, so of few turns the least
+    says most.
+    """
+    return times.max(axis=0).min(axis=0).tolist()

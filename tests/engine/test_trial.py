@@ -1,0 +1,141 @@
+"""What is measured when ways are tried out, and what is chosen by it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpidist.calls.call import Call
+from mpidist.engine import trial
+from mpidist.operations import OPS, find_op
+from mpidist.schedule.registry import find
+from mpidist.selection.choose import Candidates, Means, choose
+from mpidist.selection.config import CollectiveConfig
+from mpidist.selection.estimates import Calibration, Estimates
+from mpidist.selection.tuning import Key, TuningEntry, TuningTable
+
+ONE_NODE = ((0, 1),)
+WAYS = ("staged", "native", "single_copy")
+
+
+def call_of(nbytes, collective="allreduce", op="sum", x=None, out=None):
+    x = np.broadcast_to(np.zeros(1, "uint8"), (nbytes,)) if x is None else x
+    op = OPS[op] if isinstance(op, str) else op
+    return Call(collective, 0, 2, 0, x.dtype, x, x if out is None else out, op)
+
+
+def means_of(groups=ONE_NODE, crowded=False, **reasons):
+    private = {"native": None, "symmetric": "private", "staged": None, "single_copy": None}
+
+    def schedules(name):
+        runs = {"staged": "slots", "single_copy": "published"}.get(name)
+        return [find("allreduce", runs)] if runs else ()
+
+    return Means(groups, private | reasons, "Open MPI", crowded, schedules=schedules)
+
+
+def chosen(call, estimates, means=None, config=None, algorithm="auto"):
+    candidates = Candidates(call, means_of() if means is None else means)
+    return choose(candidates, algorithm, config or CollectiveConfig(), estimates)
+
+
+def estimates_of(groups=ONE_NODE, calibrates=True, **more):
+    return Estimates("Open MPI 5", groups, calibrates, **more)
+
+
+def test_a_turn_is_its_slowest_rank_and_a_way_its_fastest_turn():
+    times = np.array([[[3.0, 9.0], [5.0, 1.0]], [[4.0, 2.0], [1.0, 8.0]]])
+    assert trial.least(times) == [4.0, 8.0]
+
+
+def test_long_calls_are_tried_less_often():
+    turns = [trial.turns_of(1 << k) for k in range(31)]
+    assert turns == sorted(turns, reverse=True)
+    assert (max(turns), min(turns)) == (12, 6)
+
+
+def test_each_way_is_served_in_rows_and_on_new_input():
+    x, seen = np.zeros(5), []
+    ways = {
+        name: SimpleNamespace(within=lambda name=name: seen.append((name, *set(x.tolist()))))
+        for name in ("one", "two")
+    }
+    times = trial.times_of(call_of(40, x=x, out=np.zeros(5)), ways, 6)
+    rows = (("one", 0), ("two", 0), ("one", 3), ("two", 3))
+    assert seen == [(name, float(first + k)) for name, first in rows for k in range(3)]
+    assert times.shape == (6, 2) and (times > 0).all()
+
+
+def test_the_first_call_of_a_size_tries_what_can_serve_it():
+    estimates = estimates_of()
+    first = chosen(call_of(64 << 10), estimates)
+    assert (first.name, first.untried) == ("staged", WAYS)
+    assert first.why.startswith("shipped rule")
+    estimates.learn_trial(call_of(64 << 10), {"staged": 3e-6, "native": 2e-6, "single_copy": 4e-6})
+    second = chosen(call_of(64 << 10), estimates)
+    assert (second.name, second.untried) == ("native", ())
+    assert second.why == (
+        "measured, in this job: native 2.000 µs, staged 3.000 µs, single_copy 4.000 µs"
+    )
+
+
+def test_what_the_rules_name_stands_unless_another_is_clearly_faster():
+    for native, name in ((2.9e-6, "staged"), (2.8e-6, "native")):
+        estimates = estimates_of()
+        estimates.learn_trial(call_of(64 << 10), {"staged": 3e-6, "native": native})
+        found = chosen(call_of(64 << 10), estimates)
+        assert found.name == name
+        kept = "the rules name staged, and nothing is clearly faster"
+        assert found.why.endswith(kept) == (name == "staged")
+
+
+def test_sizes_share_a_trial_with_the_nearest_power_of_two():
+    estimates = estimates_of()
+    estimates.learn_trial(call_of(64 << 10), {"staged": 3e-6, "native": 2e-6})
+    assert not chosen(call_of(80 << 10), estimates).untried
+    assert chosen(call_of(100 << 10), estimates).untried
+    estimates.learn_trial(call_of(4 << 20), {"single_copy": 3e-6, "native": 2e-6})
+    assert not chosen(call_of(1 << 30), estimates).untried
+    floats = np.broadcast_to(np.zeros(1, "float32"), (16 << 10,))
+    for other in (call_of(0, x=floats), call_of(64 << 10, "broadcast", None)):
+        assert chosen(other, estimates).untried
+
+
+def test_a_way_that_cannot_serve_is_not_taken():
+    estimates = estimates_of()
+    estimates.learn_trial(call_of(2 << 20), {"staged": 1e-6, "native": 3e-6, "single_copy": 2e-6})
+    found = chosen(call_of((2 << 20) + 8), estimates, means_of(staged="too long"))
+    assert found.name == "single_copy"
+
+
+@pytest.mark.parametrize(
+    ("call", "means", "how"),
+    [
+        (call_of((16 << 10) - 1), {}, {}),
+        (call_of(64 << 10, op=find_op(np.fmax)), {}, {}),
+        (call_of(64 << 10), {"symmetric": None}, {}),
+        (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
+        (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
+        (call_of(64 << 10), {"crowded": True}, {}),
+        (call_of(64 << 10), {}, {"calibrates": False}),
+    ],
+    ids=["short", "a user's function", "symmetric", "no rival", "alone", "crowded", "turned off"],
+)
+def test_rules_decide_where_nothing_is_tried(call, means, how):
+    assert not chosen(call, estimates_of(**how), means_of(**means)).untried
+
+
+def test_what_the_user_asks_for_is_not_tried():
+    call, estimates = call_of(64 << 10), estimates_of()
+    assert not chosen(call, estimates, algorithm="native").untried
+    asked = CollectiveConfig(local_allreduce="ring")
+    assert not chosen(call, estimates, config=asked).untried
+    key = Key("Open MPI 5", (2,), "int", "allreduce", "private")
+    entry = TuningEntry.from_points(key, {1024: "native"}, {1024: {"native": 1e-6}})
+    assert not chosen(call, estimates_of(tuning=TuningTable([entry]))).untried
+
+
+def test_several_nodes_keep_their_rules():
+    groups = ((0,), (1,))
+    found = chosen(call_of(64 << 10), estimates_of(groups), means_of(groups, staged="two nodes"))
+    assert not found.untried

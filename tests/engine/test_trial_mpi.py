@@ -1,0 +1,98 @@
+"""Ways to serve a call, tried out by real ranks: once, alike on all, and with errors as usual."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpidist
+from mpidist import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken
+
+pytestmark = pytest.mark.mpi(min_size=2)
+COUNT = 8 << 10  # of float64: 64 KiB
+
+
+@pytest.fixture
+def made():
+    """Makes communicators of the world, as if each rank had a core; they are freed afterwards."""
+    kept = []
+
+    def make(**options):
+        comm = mpidist.init(comm=MPI.COMM_WORLD, **options)
+        comm._service.chooser._facts = comm.backend.vendor, False
+        kept.append(comm)
+        return comm
+
+    yield make
+    for comm in kept:
+        with suppress(CommunicatorBroken):
+            comm.free()
+
+
+CALLS = {
+    "allreduce": lambda comm, x: (comm.allreduce(x), comm.size),
+    "reduce": lambda comm, x: (comm.reduce(x, root=1), comm.size),
+    "broadcast": lambda comm, x: (comm.broadcast(x * comm.rank, root=1), 1),
+    "allgather": lambda comm, x: (comm.allgather(x), 1),
+    "reduce_scatter": lambda comm, x: (comm.reduce_scatter(x), comm.size),
+    "alltoall": lambda comm, x: (comm.alltoall(x), 1),
+    "gather": lambda comm, x: (comm.gather(x), 1),
+}
+
+
+@pytest.mark.parametrize("collective", CALLS)
+def test_first_calls_choose_alike_and_are_right(comm, made, collective):
+    tried = made()
+    sequence = tried._service.sequencer
+    x, numbers = np.ones(COUNT * comm.size), []
+    for _ in range(3):
+        before = sequence.sequence
+        result, expected = CALLS[collective](tried, x)
+        numbers.append(sequence.sequence - before)
+        assert result is None or (result == expected).all()
+    assert numbers[0] > 10 and max(numbers[1:]) < 4, numbers
+    nbytes = x.nbytes * (comm.size if collective in ("allgather", "gather") else 1)
+    found, every = tried.explain(collective, nbytes)
+    assert found.why.startswith("measured, in this job: ")
+    assert tried.allgather_object(found.name) == [found.name] * comm.size
+    times = {one.name: one.seconds for one in every if one.basis == "measured, in this job"}
+    assert found.seconds == times[found.name] and "native" in times and len(times) > 1
+
+
+def test_explain_says_what_will_be_tried(made):
+    tried = made()
+    found, _ = tried.explain("allreduce", 1 << 16)
+    assert found.why.endswith("; the first call will try out staged, native, single_copy")
+
+
+def test_neither_short_calls_nor_those_in_the_background_try(made):
+    tried = made()
+    tried.allreduce(np.ones(100))
+    tried.iallreduce(np.ones(COUNT)).wait()
+    x = tried.empty(COUNT)
+    tried.allreduce(x, out=x)
+    assert not tried._service.chooser.estimates._trials
+
+
+def test_nothing_is_tried_if_calibration_is_turned_off(made):
+    fixed = made(calibrate=False)
+    fixed.allreduce(np.ones(COUNT))
+    assert fixed.explain("allreduce", 8 * COUNT)[0].why.startswith("shipped rule")
+
+
+def test_ranks_that_call_something_else_mismatch(comm, made):
+    tried = made()
+    with pytest.raises(CollectiveMismatch, match="is all.* here and all.* on rank"):
+        if comm.rank:
+            tried.allreduce(np.ones(COUNT))
+        else:
+            tried.allgather(np.ones(COUNT))
+
+
+def test_ranks_that_do_not_come_are_named(comm, made):
+    tried = made(timeout=1.0)
+    if comm.rank == 0:
+        with pytest.raises(CollectiveTimeout, match="allreduce.*ranks? .*1"):
+            tried.allreduce(np.ones(COUNT))
+    comm.barrier()
