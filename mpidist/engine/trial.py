@@ -4,7 +4,7 @@ What decides between the MPI library, slots and single copies is not in any tabl
 far the cores are from each other, and what else runs.  So the first call of a size is served in
 each way, on arrays like its own, as a program would::
 
-    write the input, call, read the result, three times | in another way | … | all of it again
+    write the input, call, read the result, five times | in another way | … | all of it again
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from ..calls.call import Call
 from .programs import Bound
 
-_BYTES = 8 << 20  # of all turns of one way together
-_LEAST, _MOST = 6, 12  # turns
-_ROW = 3  # turns of one way in a row, as in a program: its own memory is in the caches by then
+_BYTES = 10 << 20  # of all turns of one way together
+_LEAST, _MOST = 5, 10  # turns
+_ROW = 5  # turns of one way in a row, as in a program: by then both of its slots are in the caches
 
 
 def turns_of(nbytes: int) -> int:
