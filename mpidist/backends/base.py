@@ -351,26 +351,26 @@ class UnboundTransfer(AllOf):
 
     Parameters
     ----------
-    slot : list of int
-        One number, shared by all rounds of a program and set before each run: the slot (range of
-        tags) of the run.  Concurrent operations have different slots, so their messages do not mix.
+    bank : list of int
+        One number, shared by all rounds of a program and set before each run: the bank (range of
+        tags) of the run.  Concurrent operations have different banks, so their messages do not mix.
     space : int
-        Number of tags in a slot.
+        Number of tags in a bank.
     """
 
-    __slots__ = ("_isend", "_irecv", "_messages", "_slot", "_space")
+    __slots__ = ("_isend", "_irecv", "_messages", "_bank", "_space")
 
     def __init__(
-        self, backend: Backend, messages: Sequence[RoundMessage], slot: list[int], space: int
+        self, backend: Backend, messages: Sequence[RoundMessage], bank: list[int], space: int
     ):
         self._isend, self._irecv = backend.isend, backend.irecv
-        self._messages, self._slot, self._space = messages, slot, space
+        self._messages, self._bank, self._space = messages, bank, space
         super().__init__(())
 
     def start(self) -> None:
         """Post every message, receives first."""
-        # tags.in_slot, written out: it is called for every message of the background.
-        isend, irecv, base = self._isend, self._irecv, self._slot[0] * self._space
+        # tags.in_bank, written out: it is called for every message of the background.
+        isend, irecv, base = self._isend, self._irecv, self._bank[0] * self._space
         self._requests = [
             (irecv if m.incoming else isend)(m.data, m.peer, m.tag + base) for m in self._messages
         ]

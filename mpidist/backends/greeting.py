@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import CollectiveMismatch
 from .base import Backend, RoundMessage, Transfer
 from .record import Record
-from .tags import GREETING, in_slot
+from .tags import GREETING, in_bank
 
 NBYTES = 128
 _MOST_ANSWERS = 64
@@ -118,15 +118,15 @@ class _Peer:
 class Greeting:
     """The greetings of one program, to and from the ranks of other nodes (`absent`).
 
-    `slot` is a list of one number, set before each run: the run's slot (range of `space` tags).
+    `bank` is a list of one number, set before each run: the run's bank (range of `space` tags).
     `answers` are those of all programs of the communicator.
     """
 
     def __init__(
-        self, rank: int, absent: frozenset[int], answers: Answers, slot: list[int], space: int
+        self, rank: int, absent: frozenset[int], answers: Answers, bank: list[int], space: int
     ):
         self._rank, self.absent, self._answers = rank, absent, answers
-        self._slot, self._space = slot, space
+        self._bank, self._space = bank, space
         self._peers: dict[int, _Peer] = {}
         self._heads: dict[int, Record] = {}
         self._sends: Transfer
@@ -175,7 +175,7 @@ class Greeting:
             if peer.expected is not None:
                 peer.transfer.start()
             else:
-                tag = in_slot(GREETING, self._slot[0], self._space)
+                tag = in_bank(GREETING, self._bank[0], self._space)
                 self._answers.expect(peer.rank, tag, self._named)
         self._sends.start()
 

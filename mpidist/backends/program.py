@@ -58,7 +58,7 @@ class Program:
     finish: tuple[Action, ...] = ()  # after the last item, once the result is complete
     scratch_bytes: int = 0
     messages: int = 0  # sent
-    # One number, set before each run: the slot of the run among the pending operations, which
+    # One number, set before each run: the bank of the run among the pending operations, which
     # selects its range of message tags, or its barrier counters; 0 for blocking calls.
     tags: list[int] = field(default_factory=lambda: [0])
     busy: bool = False  # a run in the background is pending

@@ -6,10 +6,10 @@ A backend has the tags 0 … limit - 1, and MPI the tag `limit` too::
     ├─ operations ───┼─ messages ──────────────────────────────┼─ set-up ──────────────────────┤
     │ 0 │ 1 │ … │ 64 │array│object│posted│group│elements│      │exchange│roll call│arrivals│   last
       │
-      one slot: 0 for blocking operations, one at a time; the others for those in the background
+      one bank: 0 for blocking operations, one at a time; the others for those in the background
       ├ 0: outside of strands │ t·256 + k + 1: strand k of the strand with t │ 256: greeting ┤
 
-    limit          operations: slots × tags   messages: kinds × tags
+    limit          operations: banks × tags   messages: kinds × tags
     32767          1 + 8   ×  1,820           5 ×     1,638           the least that MPI allows
     2³¹ - 1        1 + 64  × 65,536           5 × 1,048,576
 
@@ -26,7 +26,7 @@ from functools import cache
 _LEVEL = 256
 STRANDS = _LEVEL - 1
 """The most strands of one ``parallel``: segments, or the two halves of a double tree."""
-SLOTS = 64
+BANKS = 64
 """The most background operations with tags of their own."""
 ARRIVALS = 2048
 """The most native operations that are pending in the background between nodes."""
@@ -35,9 +35,9 @@ SPLIT = 32000
 BLOCKING = 0
 """First tag of blocking operations: one at a time, in the same order on all ranks."""
 GREETING = _LEVEL
-"""Tag, in each slot, of the messages that name the call."""
+"""Tag, in each bank, of the messages that name the call."""
 _SPACE = _LEVEL**2  # largest number of tags of one operation: two levels of strands
-_FEWEST_SLOTS = 8
+_FEWEST_BANKS = 8
 _WIDTH = 1 << 20  # the most tags of a user's messages
 _KINDS = ("array", "object", "posted", "group", "elements")
 _REACH = 2**30  # messages and set-up have no tags above it
@@ -50,9 +50,9 @@ class Tags:
     Attributes
     ----------
     space : int
-        Number of tags of an operation, those of one slot.
-    slots : int
-        The most background operations with tags of their own: their slots are 1 … `slots`.
+        Number of tags of an operation, those of one bank.
+    banks : int
+        The most background operations with tags of their own: their banks are 1 … `banks`.
     width : int
         Number of tags of each kind of message; the user's are 0 … `width` - 1.
     first : Mapping of str to int
@@ -64,7 +64,7 @@ class Tags:
     """
 
     space: int
-    slots: int
+    banks: int
     width: int
     first: Mapping[str, int]
     exchange: int
@@ -87,29 +87,29 @@ def tags_of(limit: int) -> Tags:
     Examples
     --------
     >>> tags = tags_of(2**31 - 1)
-    >>> tags.space, tags.slots, tags.width
+    >>> tags.space, tags.banks, tags.width
     (65536, 64, 1048576)
     >>> tags = tags_of(32767)  # what MPI promises
-    >>> tags.space, tags.slots, tags.width
+    >>> tags.space, tags.banks, tags.width
     (1820, 8, 1638)
     """
     half = limit // 2
-    slots = min(SLOTS, max(_FEWEST_SLOTS, half // _SPACE - 1))
+    banks = min(BANKS, max(_FEWEST_BANKS, half // _SPACE - 1))
     reach = min(limit, _REACH)
     messages, set_up = reach // 2, reach // 4 * 3
     width = min(_WIDTH, (set_up - messages) // len(_KINDS))
     first = {kind: messages + n * width for n, kind in enumerate(_KINDS)}
-    return Tags(min(_SPACE, half // (slots + 1)), slots, width, first, set_up, set_up + 1, limit)
+    return Tags(min(_SPACE, half // (banks + 1)), banks, width, first, set_up, set_up + 1, limit)
 
 
 def of_strand(tag: int, k: int) -> int:
-    """Return the tag of strand `k` of the strand that has `tag`, in slot 0."""
+    """Return the tag of strand `k` of the strand that has `tag`, in bank 0."""
     return tag * _LEVEL + k + 1
 
 
-def in_slot(tag: int, slot: int, space: int) -> int:
-    """Return the tag in `slot` that `tag` stands for in slot 0; a slot has `space` tags."""
-    return tag + slot * space
+def in_bank(tag: int, bank: int, space: int) -> int:
+    """Return the tag in `bank` that `tag` stands for in bank 0; a bank has `space` tags."""
+    return tag + bank * space
 
 
 def of_group(tag: int) -> int:

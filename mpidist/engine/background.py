@@ -36,8 +36,8 @@ class Background:
         self._choose, self._describe = choose, describe
         self.works: set[Work] = set()
         self._begun = 0
-        self._slots = tags_of(sequencer.backend.tag_limit).slots
-        self._in_slot: dict[int, tuple[Run, int]] = {}  # with the number of its operation
+        self._banks = tags_of(sequencer.backend.tag_limit).banks
+        self._in_bank: dict[int, tuple[Run, int]] = {}  # with the number of its operation
 
     def begin(
         self,
@@ -103,7 +103,7 @@ class Background:
                 program.named.name(sequence, operation, fingerprint)
             run = sequencer.engine.start(program)
             if program.interruptible:
-                self._in_slot[program.tags[0]] = (run, sequence)
+                self._in_bank[program.tags[0]] = (run, sequence)
         except BaseException as error:
             raise sequencer.broke(error, operation, sequence) from error.__cause__
         return self._work(run.test, give, operation, sequence, how)
@@ -174,23 +174,23 @@ class Background:
         return Work(test, lambda test, timeout: compare(), ended, door=sequencer.door)
 
     def _take_tags(self, program: Program, operation: str, how: str) -> None:
-        """Assign a slot (a numbered range of message tags) to a program; the same on all ranks.
+        """Assign a bank (a numbered range of message tags) to a program; the same on all ranks.
 
-        If a pending program uses the slot, this method waits until it has ended.  It is called
+        If a pending program uses the bank, this method waits until it has ended.  It is called
         before the program's first action, because kernels in shared memory synchronise the ranks by
-        words in shared memory that belong to the slot too.
+        words in shared memory that belong to the bank too.
         """
         # All ranks begin the same operations in the same order, so they count alike.  Waiting for a
-        # slot cannot deadlock: its operation was begun earlier, every wait polls all that this rank
+        # bank cannot deadlock: its operation was begun earlier, every wait polls all that this rank
         # has begun, and so the oldest pending operation always advances.
         sequencer = self._sequencer
         self._begun += 1
-        slot = 1 + self._begun % self._slots
-        before, number = self._in_slot.get(slot, (None, 0))
+        bank = 1 + self._begun % self._banks
+        before, number = self._in_bank.get(bank, (None, 0))
         if before is not None and not sequencer.engine.wait(before.test, sequencer.deadline(UNSET)):
             raise sequencer.timed_out(operation, number, how)
-        self._in_slot = {s: r for s, r in self._in_slot.items() if not r[0].done}
-        program.tags[0] = slot
+        self._in_bank = {s: r for s, r in self._in_bank.items() if not r[0].done}
+        program.tags[0] = bank
 
     def finish(self) -> None:
         """Wait for all pending operations."""

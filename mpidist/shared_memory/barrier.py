@@ -23,22 +23,22 @@ _NOTES = 1  # index of the first note in a line; word 0 counts barriers
 
 
 class BarrierLines:
-    """Barrier counters and notes of the ranks: a cache line per rank and slot.
+    """Barrier counters and notes of the ranks: a cache line per rank and bank.
 
-    Slot 0 is for blocking calls, each other one for a pending operation.  A rank's line has its
+    Bank 0 is for blocking calls, each other one for a pending operation.  A rank's line has its
     counter of barriers and seven notes: words that it writes for the other ranks, such as where its
     array lies.
 
-    `words` are ``bytes_needed(size, slots)`` bytes of memory that all ranks of the node share.
+    `words` are ``bytes_needed(size, banks)`` bytes of memory that all ranks of the node share.
     `mine` has the index in them of this rank's counter, `others` those of the other ranks'
-    counters, both by slot.  `patience` is that of a blocking call, see
+    counters, both by bank.  `patience` is that of a blocking call, see
     :func:`~mpidist.backends.waiting.spin`.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int, patience: tuple[int, int]):
         self.words, self.rank, self.size, self.patience = words, rank, size, patience
-        slots = len(words) // (WORDS * size)
-        self.mine = [(slot * size + rank) * WORDS for slot in range(slots)]
+        banks = len(words) // (WORDS * size)
+        self.mine = [(bank * size + rank) * WORDS for bank in range(banks)]
         lower, higher = rank * WORDS, (size - 1 - rank) * WORDS  # words of the ranks on both sides
         self.others = [
             (*range(m - lower, m, WORDS), *range(m + WORDS, m + WORDS + higher, WORDS))
@@ -51,26 +51,26 @@ class BarrierLines:
             peer
             for peer in range(self.size)
             if any(
-                self.words[(slot * self.size + peer) * WORDS] < self.words[mine]
-                for slot, mine in enumerate(self.mine)
+                self.words[(bank * self.size + peer) * WORDS] < self.words[mine]
+                for bank, mine in enumerate(self.mine)
             )
         )
 
-    def arrive(self, slot: int) -> int:
-        """Count a barrier that this rank has reached in `slot`; return the new count."""
-        words, mine = self.words, self.mine[slot]
+    def arrive(self, bank: int) -> int:
+        """Count a barrier that this rank has reached in `bank`; return the new count."""
+        words, mine = self.words, self.mine[bank]
         if not STORES_KEEP_ORDER:
             fence()
         words[mine] = count = words[mine] + 1
         return count
 
     @staticmethod
-    def bytes_needed(size: int, slots: int) -> int:
-        """Return the length in bytes of the lines of `size` ranks in `slots` slots."""
-        return 8 * WORDS * size * slots
+    def bytes_needed(size: int, banks: int) -> int:
+        """Return the length in bytes of the lines of `size` ranks in `banks` banks."""
+        return 8 * WORDS * size * banks
 
     def note_index(self, tags: list[int], peer: int) -> int:
-        """Return the index in `words` of the first note of `peer`, in the slot of a program's run.
+        """Return the index in `words` of the first note of `peer`, in the bank of a program's run.
 
         `peer` writes its notes before an arrival or barrier; the other ranks read them after it.
         """
@@ -94,7 +94,7 @@ class Barrier:
     ends copies with streaming stores by a fence.  Others (ARM) may swap any two, so there a fence
     comes between.
 
-    `tags` are ``Program.tags`` of the kernel: one number, the slot of `lines` that the next run
+    `tags` are ``Program.tags`` of the kernel: one number, the bank of `lines` that the next run
     uses.  An action `awaits` returns the awaited ranks at each start, and may be skipped while
     there are none; by default all ranks are awaited.
     """
@@ -107,23 +107,23 @@ class Barrier:
 
     def start(self) -> None:
         """Announce that this rank has reached the barrier."""
-        lines, slot = self.lines, self._tags[0]
-        self._patience = NO_PATIENCE if slot else lines.patience
-        self._others = lines.others[slot] if self.awaits is None else self.awaited_words(slot)
-        self._count = lines.arrive(slot)
+        lines, bank = self.lines, self._tags[0]
+        self._patience = NO_PATIENCE if bank else lines.patience
+        self._others = lines.others[bank] if self.awaits is None else self.awaited_words(bank)
+        self._count = lines.arrive(bank)
 
-    def awaited_words(self, slot: int) -> tuple[int, ...]:
-        """Return the indices in ``lines.words`` of the awaited ranks' counters in slot `slot`."""
+    def awaited_words(self, bank: int) -> tuple[int, ...]:
+        """Return the indices in ``lines.words`` of the awaited ranks' counters in bank `bank`."""
         awaits, size = self.awaits, self.lines.size
         if awaits is None:
-            return self.lines.others[slot]
+            return self.lines.others[bank]
         ranks = awaits() if isinstance(awaits, ConditionalAction) else awaits
-        return tuple([(slot * size + peer) * WORDS for peer in ranks])
+        return tuple([(bank * size + peer) * WORDS for peer in ranks])
 
     def test(self) -> bool:
         """Return whether all awaited ranks have reached the barrier.
 
-        The first test in a blocking call (slot 0) spins briefly; between later ones, messages must
+        The first test in a blocking call (bank 0) spins briefly; between later ones, messages must
         make progress.
         """
         lines, count, patience = self.lines, self._count, self._patience

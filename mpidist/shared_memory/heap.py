@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import memory_file
-from ..backends.tags import SLOTS
+from ..backends.tags import BANKS
 from ..backends.waiting import SPINS
 from ..calls.arrays import address, owner, view_at
 from ..errors import InvalidArgument
@@ -161,7 +161,7 @@ class Heap:
     def make_lines(self) -> None:
         """Allocate the memory of :attr:`lines`, unless it exists; collective."""
         if self._lines is None:
-            words = self._map(BarrierLines.bytes_needed(self.size, SLOTS + 1)).data.cast("q")
+            words = self._map(BarrierLines.bytes_needed(self.size, BANKS + 1)).data.cast("q")
             self._lines = BarrierLines(words, self.rank, self.size, self._patience)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

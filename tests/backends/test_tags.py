@@ -4,12 +4,12 @@ import pytest
 
 from mpidist.backends.tags import (
     ARRIVALS,
+    BANKS,
     BLOCKING,
     GREETING,
-    SLOTS,
     SPLIT,
     STRANDS,
-    in_slot,
+    in_bank,
     of_group,
     of_strand,
     tags_of,
@@ -22,9 +22,9 @@ LEAST = 32767  # what MPI promises
 def ranges(limit):
     """Return (first, last, name) of all ranges, in the order of the picture."""
     tags, found = tags_of(limit), []
-    for slot in range(tags.slots + 1):
-        first = in_slot(BLOCKING, slot, tags.space)
-        found.append((first, first + tags.space - 1, f"slot {slot}"))
+    for bank in range(tags.banks + 1):
+        first = in_bank(BLOCKING, bank, tags.space)
+        found.append((first, first + tags.space - 1, f"bank {bank}"))
     for kind in KINDS:
         found.append((tags.first[kind], tags.first[kind] + tags.width - 1, kind))
     found.append((tags.exchange, tags.exchange, "exchange"))
@@ -35,7 +35,7 @@ def ranges(limit):
 
 
 @pytest.mark.parametrize(
-    "limit, space, slots, width, firsts, exchange",
+    "limit, space, banks, width, firsts, exchange",
     [
         (LEAST, 1820, 8, 1638, [16383, 18021, 19659, 21297, 22935], 24573),
         (1 << 18, 14563, 8, 13107, [131072, 144179, 157286, 170393, 183500], 196608),
@@ -47,15 +47,15 @@ def ranges(limit):
         ),
     ],
 )
-def test_layout(limit, space, slots, width, firsts, exchange):
+def test_layout(limit, space, banks, width, firsts, exchange):
     """A rank with another layout would send to tags at which nobody receives."""
     tags = tags_of(limit)
-    assert (tags.space, tags.slots, tags.width) == (space, slots, width)
+    assert (tags.space, tags.banks, tags.width) == (space, banks, width)
     assert [tags.first[kind] for kind in KINDS] == firsts
     assert (tags.elements(1), tags.elements(width)) == (firsts[-1], firsts[-1] + width - 1)
     assert (tags.exchange, tags.roll_call) == (exchange, exchange + 1)
     assert (tags.arrival(0), tags.arrival(ARRIVALS)) == (exchange + 2, exchange + 2050)
-    assert tags.last == limit and (BLOCKING, GREETING, SLOTS, SPLIT) == (0, 256, 64, 32000)
+    assert tags.last == limit and (BLOCKING, GREETING, BANKS, SPLIT) == (0, 256, 64, 32000)
 
 
 @pytest.mark.parametrize("limit", [LEAST, LEAST + 1, 1 << 18, 2**22, 2**23 - 1, 2**30, 2**31 - 1])
