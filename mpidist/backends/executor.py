@@ -84,6 +84,10 @@ class Executor:
         """
         raise NotImplementedError
 
+    def described(self) -> str:
+        """Return how the executor works now, for ``comm.explain``; by default its `summary`."""
+        return self.summary
+
     def schedules(self, collective: str) -> Sequence[Choice]:
         """Return the schedules of which the executor runs one for calls that give its own name.
 

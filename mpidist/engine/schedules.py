@@ -12,6 +12,7 @@ from ..calls.call import Call
 from ..operations import divides_first, find_op
 from ..schedule.registry import Choice
 from ..shared_memory.barrier import BoardArrival
+from ..shared_memory.compiled import described_pace
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import unowned
 from .layout import Plan, Plans
@@ -60,6 +61,9 @@ class ScheduleExecutor(Executor):
         if call.uneven_alltoall:
             return UNEVEN
         return self.lacks(self.plan(call, algorithm), call, background)
+
+    def described(self) -> str:
+        return self.summary + ("" if self.memory == "published" else described_pace())
 
     def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""

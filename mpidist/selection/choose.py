@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
@@ -95,7 +95,7 @@ class Means:
     reasons: Mapping[str, str | None]
     vendor: str = ""  # of the MPI library, such as "Open MPI"; empty without MPI
     crowded: bool = False  # whether there are more ranks than cores
-    summaries: Mapping[str, str] = field(default_factory=dict)  # of the executors
+    how: Callable[[str], str] = "the executor {}".format  # how an executor works, by its name
     # Why no executor can run a schedule in shared memory for the call; None if one can.
     cannot_run: Callable[[Choice], str | None] = _no_executor
     # The schedules of which an executor runs one for the call by its own name.
@@ -109,7 +109,6 @@ class _Listed:
 
     def __init__(self, executors: Sequence[Executor]):
         self.by_name = {e.name: e for e in executors if e.name != "messages"}
-        self.summaries = {e.name: e.summary for e in self.by_name.values()}
         self.runners: dict[str, list[Executor]] = {}  # of schedules, by memory
         for executor in executors:
             if executor.memory is not None:
@@ -237,9 +236,12 @@ class Chooser:
             executor = listed.by_name.get(name)
             return () if executor is None else executor.schedules(call.collective)
 
+        def how(name: str) -> str:
+            return listed.by_name[name].described()
+
         required = self._required.get((algorithm, background), "") if call.on_device else ""
         facts = (self.groups, reasons, *self._facts)
-        return Means(*facts, listed.summaries, cannot_run, schedules, required)
+        return Means(*facts, how, cannot_run, schedules, required)
 
 
 class Candidates:
@@ -288,8 +290,7 @@ class Candidates:
         """
         for name in self.means.reasons:
             reason = self.why_not(name)
-            summary = self.means.summaries.get(name, f"the executor {name}")
-            yield Candidate(name, None, reason or summary, reason is None)
+            yield Candidate(name, None, reason or self.means.how(name), reason is None)
         every = algorithms(self.call.collective, one_sided=True)
         for algorithm in sorted(every, key=lambda one: one.memory is not None):
             reason = self.why_not(algorithm.name)

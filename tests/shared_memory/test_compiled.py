@@ -115,6 +115,18 @@ def test_stores_that_become_fast_again_are_found():
 
 
 @needs_compiler
+def test_explain_says_by_which_stores(monkeypatch):
+    pace = compiled.Pace()
+    monkeypatch.setattr(compiled, "pace", lambda: pace)
+    assert compiled.described_pace() == ""
+    pace.ordinary, pace.streaming = 250, 100
+    ratio = "(ordinary ones take 2.5 times as long as streaming ones)"
+    assert compiled.described_pace() == f"; by ordinary stores {ratio}"
+    pace.left = 3
+    assert compiled.described_pace() == f"; by streaming stores {ratio}"
+
+
+@needs_compiler
 def test_deposits_copy_every_byte_by_either_way(monkeypatch):
     pace = compiled.pace()
     source, target = np.random.default_rng(1).random(10_001), np.zeros(10_003)
