@@ -25,7 +25,7 @@ from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
-from .trial import least, times_of, turns_of
+from .trial import example_of, least, times_of, turns_of
 
 
 class Service:
@@ -139,7 +139,7 @@ class Service:
 
     def _try_out(self, call: Call, names: Sequence[str]) -> None:
         """Measure several ways to serve a call, on arrays of its kind; collective."""
-        own, sequencer, estimates = with_own_arrays(call), self.sequencer, self.chooser.estimates
+        own, sequencer, estimates = example_of(call), self.sequencer, self.chooser.estimates
         assert estimates is not None
         purpose = f"{call.signature}, tried out"
         ways = {}
@@ -147,7 +147,7 @@ class Service:
             executor, chosen = self.choose(own, name)
             operation = f"{purpose} {self.describe(own, executor, chosen)}"
             ways[name] = repeated(sequencer, own, executor, chosen, operation)
-        mine = times_of(own, ways, turns_of(call.nbytes))
+        mine = times_of(own, ways, turns_of(own.nbytes))
         times = least(np.array(sequencer.set_up(purpose, lambda: sequencer.everyone(mine))))
         estimates.learn_trial(call, dict(zip(ways, times)))
 

@@ -10,16 +10,37 @@ each way, on arrays like its own, as a program would::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from ..calls.call import Call
+from ..selection.estimates import TRIED_TO
 from .programs import Bound
+from .repeated import with_own_arrays
 
 _BYTES = 10 << 20  # of all turns of one way together
 _LEAST, _MOST = 5, 10  # turns
 _ROW = 5  # turns of one way in a row, as in a program: by then both of its slots are in the caches
+
+
+def example_of(call: Call) -> Call:
+    """Return a call like `call` with arrays of its own, of at most 4 MiB: longer ones are alike.
+
+    To try out a gigabyte would take seconds, and memory that the program needs.
+    """
+    most = TRIED_TO // max(call.dtype.itemsize, 1)
+    if call.count <= most or not call.even:
+        return with_own_arrays(call)
+    part = most // call.size
+    counts = (part,) * len(call.counts)
+    sizes = {call.count: part * call.size, call.count // call.size: part}
+    x, out = (
+        None if data is None else np.empty(sizes[data.size], call.dtype)
+        for data in (call.x, call.out)
+    )
+    return with_own_arrays(replace(call, x=x, out=out, counts=counts, out_counts=counts))
 
 
 def turns_of(nbytes: int) -> int:

@@ -11,7 +11,7 @@ from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, Estimates, Rival
+from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
 from .names import MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import MEMORIES, PRIVATE, kind_for
@@ -474,7 +474,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
         or place.nodes > 1
         or place.crowded
         or not place.native
-        or call.uneven_alltoall
+        or (not call.even and (call.uneven_alltoall or candidates.nbytes > TRIED_TO))
         or (call.op is not None and not call.op.builtin)
         or rule.choose == SYMMETRIC
     ):

@@ -1,5 +1,6 @@
 """What is measured when ways are tried out, and what is chosen by it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,6 +67,33 @@ def test_each_way_is_served_in_rows_and_on_new_input():
     assert times.shape == (10, 2) and (times > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("collective", "x", "out", "counts"),
+    [
+        ("allreduce", 10, 10, ()),
+        ("reduce", 10, None, ()),
+        ("allgather", 5, 10, (5, 5)),
+        ("gather", 5, None, (5, 5)),
+        ("reduce_scatter", 10, 5, (5, 5)),
+        ("scatter", None, 5, (5, 5)),
+        ("alltoall", 10, 10, (5, 5)),
+    ],
+)
+def test_long_calls_are_tried_with_shorter_arrays(collective, x, out, counts):
+    made, mib = [], 1 << 20
+    for scale in (mib // 8, mib):  # 1.25 and 10 MiB of uint8
+        arrays = [n and np.broadcast_to(np.zeros(1, "uint8"), (n * scale,)) for n in (x, out)]
+        counted = tuple(n * scale for n in counts)
+        op = OPS["sum"] if "reduce" in collective else None
+        call = Call(collective, 1, 2, 0, np.dtype("uint8"), *arrays, op, counted, counted)
+        own = trial.example_of(call)
+        made.append(own.nbytes)
+        for mine, given in ((own.x, call.x), (own.out, call.out)):
+            assert (mine is None) == (given is None)
+            assert mine is None or mine.size * call.count == given.size * own.count
+    assert made == [call.nbytes // 8, 4 * mib]
+
+
 def test_the_first_call_of_a_size_tries_what_can_serve_it():
     estimates = estimates_of()
     first = chosen(call_of(64 << 10), estimates)
@@ -117,9 +145,19 @@ def test_a_way_that_cannot_serve_is_not_taken():
         (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
         (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
         (call_of(64 << 10), {"crowded": True}, {}),
+        (replace(call_of(5 << 20), even=False), {}, {}),
         (call_of(64 << 10), {}, {"calibrates": False}),
     ],
-    ids=["short", "a user's function", "symmetric", "no rival", "alone", "crowded", "turned off"],
+    ids=[
+        "short",
+        "a user's function",
+        "symmetric",
+        "no rival",
+        "alone",
+        "crowded",
+        "uneven and long",
+        "turned off",
+    ],
 )
 def test_rules_decide_where_nothing_is_tried(call, means, how):
     assert not chosen(call, estimates_of(**how), means_of(**means)).untried
