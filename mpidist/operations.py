@@ -287,6 +287,11 @@ def extreme_values(dtype: np.dtype) -> np.ndarray:
         return np.array([complex(a, b) for a in real.real[2:] for b in real.real[3::3]], dtype)
 
 
+def is_sum(op: Op | None) -> bool:
+    """Return whether an operation is "sum" or "mean"."""
+    return op is not None and op.builtin and op.name in ("sum", "mean")
+
+
 def is_mean(op: Op | None) -> bool:
     """Return whether an operation is "mean": a sum divided by the number of ranks."""
     return op is not None and op.builtin and op.name == "mean"

@@ -35,14 +35,17 @@ struct pace {
     int64_t copies, left, slow, fast, patience; /* left: copies to stream before the next try */
 };
 
-/* A sum of arrays of `count` elements of `itemsize` bytes (4 or 8), by vectors of `width` bytes.
-   `arrays` has the addresses of the sources, then those of the targets.  A target is equal to a
-   source or overlaps none.  With streaming stores (`streamed`), all targets begin at the same
-   offset in a cache line, a multiple of the element's size. */
+/* Types of numbers; integers with or without sign. */
+enum number { INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, NUMBERS };
+
+/* A sum of arrays of `count` elements of type `number`, by vectors of `width` bytes (FLOAT16: 32 or
+   64).  `arrays` has the addresses of the sources, then those of the targets.  A target is equal to
+   a source or overlaps none.  With streaming stores (`streamed`), all targets begin at the same
+   offset in a cache line, a multiple of the element's size.  Floats have a `divisor`, or 0. */
 struct sum {
     const uintptr_t *arrays;
     size_t count;
-    int sources, targets, itemsize, divisor, streamed, width;
+    int sources, targets, number, divisor, streamed, width;
 };
 
 /* A meeting of the ranks: an arrival at an operation, or a barrier.  `mine` is this rank's word in

@@ -27,6 +27,7 @@ from ..errors import ConfigError, InvalidArgument
 from ..measure import format_size, parse_size
 
 COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # the C type enum kind
+INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = NUMBERS = range(8)  # enum number
 
 
 class Copy(ctypes.Structure):
@@ -49,7 +50,7 @@ class Sum(ctypes.Structure):
     _fields_ = (
         ("arrays", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
-        *((name, ctypes.c_int) for name in ("sources", "targets", "itemsize")),
+        *((name, ctypes.c_int) for name in ("sources", "targets", "number")),
         *((name, ctypes.c_int) for name in ("divisor", "streamed", "width")),
     )
 
@@ -92,8 +93,9 @@ class Program(ctypes.Structure):
     _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
 
 
-LAYOUT = (*map(ctypes.sizeof, (Copy, Sum, Meeting, Check, Step, Program, Pace)), len(KINDS))
-"""The sizes of the structures, and the number of kinds of steps.
+_STRUCTURES = Copy, Sum, Meeting, Check, Step, Program, Pace
+LAYOUT = (*map(ctypes.sizeof, _STRUCTURES), len(KINDS), len(NUMBERS))
+"""The sizes of the structures, and the numbers of kinds of steps and of types of numbers.
 
 A compiled module with another layout is left over from an older version and is not used.
 """
@@ -124,7 +126,23 @@ _compiled, WHY_NOT = load()
 _LINE = 64  # bytes of a cache line
 _MEASURED = -1  # the width of a copy that times itself
 LEAST_DEPOSIT = 16 << 10  # bytes of the smallest one
-_SUMMED = (np.dtype(np.float32), np.dtype(np.float64))
+_SUMMED = {
+    **{"int8": INT8, "int16": INT16, "int32": INT32, "int64": INT64},
+    **{"uint8": INT8, "uint16": INT16, "uint32": INT32, "uint64": INT64},
+    **{"float16": FLOAT16, "bfloat16": BFLOAT16, "float32": FLOAT32, "float64": FLOAT64},
+    **{"complex64": FLOAT32, "complex128": FLOAT64},  # a pair of them
+}
+
+
+@cache
+def _number(dtype: np.dtype, terms: int, divided: bool, width: int) -> int | None:
+    """Return the type of number as which arrays of a dtype are summed; None if in numpy only."""
+    number = _SUMMED.get(dtype.name) if dtype.isnative else None
+    if divided and dtype.kind in "iuc":  # numpy divides by a complex number, which rounds otherwise
+        return None
+    if number in (FLOAT16, BFLOAT16) and terms == 1 and not divided:
+        return None  # a signaling NaN, not made quiet by arithmetic, would get other bits
+    return None if number == FLOAT16 and width < 32 else number
 
 
 @cache
@@ -215,14 +233,18 @@ def one_pass(
     Contiguous arrays of one length and dtype are added in the order of `sources`; a target may be
     one of them.  `width` is the bytes of a vector, by default the widest that this processor has.
 
-    It is None if there is no compiled function for these arrays.  There is one for float32 and
-    float64 in aligned memory if no target partly overlaps a source; with streaming stores, all
-    targets must also begin at the same offset in a cache line.
+    It is None if there is no compiled function for these arrays.  There is one for integers and
+    complex numbers (without a divisor), float16 (with vectors of 32 bytes and more), bfloat16,
+    float32 and float64 in aligned memory if no target partly overlaps a source; with streaming
+    stores, all targets must also begin at the same offset in a cache line.  Half precision is added
+    in float32, divided before it is added, and rounded once.
     """
-    first = targets[0]
-    if not vector_width() or first.dtype not in _SUMMED:
+    first, width = targets[0], width or vector_width()
+    number = _number(first.dtype, len(sources), divisor > 0, width)
+    if not vector_width() or number is None:
         return None
-    itemsize, nbytes = first.itemsize, first.nbytes
+    nbytes = first.nbytes
+    itemsize = first.itemsize >> (first.dtype.kind == "c")
     starts, bases = [*map(address, sources)], [*map(address, targets)]
     for base in bases:
         if base % itemsize or not nbytes or (streamed and (base - bases[0]) % _LINE):
@@ -234,13 +256,13 @@ def one_pass(
     addresses = (ctypes.c_size_t * len(starts))(*starts)
     arguments = Sum(
         arrays=ctypes.addressof(addresses),
-        count=first.size,
+        count=nbytes // itemsize,
         sources=len(sources),
         targets=len(targets),
-        itemsize=itemsize,
+        number=number,
         divisor=divisor,
         streamed=streamed,
-        width=width or vector_width(),
+        width=width,
     )
     return _bind("sum", arguments, addresses, *sources, *targets)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.program import Action, store
 from ..calls.arrays import overlaps
-from ..operations import Op, accumulator, division, narrow, widen
+from ..operations import Op, accumulator, division, is_sum, narrow, widen
 from .compiled import one_pass, stream
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
@@ -46,10 +46,10 @@ def fold_in_order(
         Scratch arrays by name, to be passed to several calls whose actions run one after another;
         the first call must have the longest slice.  By default new ones.
     streamed
-        Whether to use streaming stores, which bypass the cache.  They are used for sums in one
-        pass; other results are combined in scratch memory and copied, if there are several targets.
+        Whether to use streaming stores, which bypass the cache.  They are used for sums in compiled
+        code; other results are combined in scratch memory and copied, if there are several targets.
     """
-    if op.builtin and op.name in ("sum", "mean"):
+    if is_sum(op):
         summed = one_pass(inputs, targets, divisor, streamed)
         if summed is not None:
             return [summed]

@@ -18,20 +18,13 @@ import numpy as np
 from ..backends.program import Action, Program, Round, Side
 from ..calls.arrays import address, view_at
 from ..calls.call import Call
-from ..operations import is_half, is_mean
+from ..operations import is_half, is_mean, is_sum
 from .barrier import AwaitedRanks, Barrier
 from .fold import PIECE_BYTES
 from .heap import Heap
 
 _ONE_SHOT_BYTES = {"allreduce": 128 << 10, "reduce": 64 << 10}
-_OF_HALVES = {"allreduce": 1 << 10, "reduce": 2 << 10}
-_OF_BFLOAT16 = {"allreduce": 1 << 10, "reduce": 64 << 10}
-"""The largest sizes, in bytes, at which one shot was no slower than two, on 2 and 4 ranks.
-
-Numpy converts float16 and float8 slowly, in 10 and 20 times the time of adding float32: to combine
-everything on each rank took 1.3 of the time at 2 KiB, 1.7 at 128 KiB; bfloat16, whose conversion
-takes half the time of adding, 1.05 and 1.66.
-"""
+"""The largest sizes, in bytes, at which one shot was no slower than two, on 2 and 4 ranks."""
 
 
 Phase = tuple[list[Action], AwaitedRanks]
@@ -65,11 +58,10 @@ def one_shot(call: Call) -> bool:
     In one shot the root, or every rank, combines everything.  In two each rank combines a slice,
     and the slices are collected after another barrier.
     """
-    limits = _ONE_SHOT_BYTES
-    if is_half(call.dtype):
-        limits = _OF_BFLOAT16 if call.dtype.name == "bfloat16" else _OF_HALVES
+    if is_half(call.dtype) and not (is_sum(call.op) and call.dtype.itemsize == 2):
+        return False  # numpy needs so long that two shots take 0.5 to 0.9 of the time from 1 KiB on
     readers = call.size - 1 if call.collective == "allreduce" else 1  # of each input, at once
-    return call.nbytes * readers <= limits[call.collective]
+    return call.nbytes * readers <= _ONE_SHOT_BYTES[call.collective]
 
 
 def divisor(call: Call) -> int:

@@ -85,9 +85,9 @@ static PyObject *runs_steps(PyObject *module, PyObject *nothing)
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    return Py_BuildValue("nnnnnnni", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
+    return Py_BuildValue("nnnnnnnii", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
                          sizeof(struct check), sizeof(struct step), sizeof(struct program),
-                         sizeof(struct pace), KINDS);
+                         sizeof(struct pace), KINDS, NUMBERS);
 }
 
 static PyMethodDef functions[] = {
@@ -99,7 +99,7 @@ static PyMethodDef functions[] = {
     {"paced", paced, METH_VARARGS, "Count a copy of two costs in a struct pace."},
     {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},
     {"runs_steps", runs_steps, METH_NOARGS, "Return whether there is code for steps."},
-    {"layout", layout, METH_NOARGS, "Return the sizes of the structures and the number of kinds."},
+    {"layout", layout, METH_NOARGS, "Return the sizes of the structures and the numbers of kinds."},
     {NULL, NULL, 0, NULL},
 };
 

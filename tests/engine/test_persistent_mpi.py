@@ -254,10 +254,10 @@ def test_scratch_memory_counts(own):
 
 @pytest.mark.one_node
 def test_scratch_memory_of_kernels_counts(own):
-    """Sums of half precision are taken in float32, in memory of the call."""
+    """Products of half precision are taken in float32, in memory of the call."""
     x = np.ones(1 << 18, "float16")
     for _ in range(3):
-        own.allreduce(x, out=x, algorithm="staged")
+        own.allreduce(x, "prod", out=x, algorithm="staged")
     (entry,) = (e for e in cache(own).entries.values() if not e.shared)
     piece = min(256 << 10, -(-x.size // own.size) * 4)  # of float32: a slice, cut into pieces
     assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 2 * piece)

@@ -1,7 +1,6 @@
 """What is compiled: every byte, whatever the width, the length and the place."""
 
 import ctypes
-import functools
 import itertools
 import sys
 import sysconfig
@@ -10,9 +9,14 @@ import numpy as np
 import pytest
 
 from mpidist.errors import ConfigError
+from mpidist.operations import is_half
 from mpidist.shared_memory import compiled
+from tests.support.number_cases import NUMBERS, any_numbers, total
 
 WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
+SUMS = [(dtype, width) for dtype in NUMBERS for width in WIDTHS]
+if WIDTHS:
+    SUMS.remove(("float16", 16))  # F16C comes with vectors of 32 bytes
 needs_compiler = pytest.mark.skipif(not WIDTHS, reason="needs a C compiler for x86-64")
 
 
@@ -38,22 +42,24 @@ def in_lines(count, start, dtype):
 
 
 @needs_compiler
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sums_have_the_bits_of_numpy(width, dtype):
-    random = np.random.default_rng(width)
+@pytest.mark.parametrize(("dtype", "width"), SUMS)
+def test_sums_have_the_bits_of_numpy(dtype, width):
+    dtype, random = np.dtype(dtype), np.random.default_rng(width)
+    divisors = (0, 3, 4) if dtype.kind not in "iuc" else (0,)
     for count, start in itertools.product((1, 7, 16, 17, 1000, 4099), (0, 1, 5)):
-        for sources, divisor in itertools.product((1, 2, 5), (0, 3)):
+        for sources, divisor in itertools.product((1, 2, 5), divisors):
+            if is_half(dtype) and sources == 1 and not divisor:
+                continue
             streamed = bool(count % 2) or divisor > 0
-            terms = [random.random(count + 3).astype(dtype)[3:] for _ in range(sources)]
+            terms = [x[3:] for x in any_numbers(dtype, count + 3, sources, random)]
             targets = [in_lines(count, start, dtype) for _ in range(3)]
             places = [memory[part] for memory, part in targets]
             compiled.one_pass(terms, places, divisor, streamed, width)()
-            expected = functools.reduce(np.add, terms)
-            expected = expected / expected.dtype.type(divisor) if divisor else expected
-            for (memory, _), place in zip(targets, places):
-                assert place.tobytes() == expected.tobytes()
-                assert np.count_nonzero(memory) == count
+            expected = total(terms, divisor)
+            for memory, part in targets:
+                assert memory[part].tobytes() == expected.tobytes()
+                memory[part] = 0
+                assert not memory.view(np.uint8).any()
 
 
 @needs_compiler
@@ -67,10 +73,17 @@ def test_what_is_not_summed_so():
         ([x], [memory[part], elsewhere[0][elsewhere[1]]]),
         ([x[:0]], [memory[:0]]),
         ([swapped], [swapped.copy()]),
-        ([x.astype("int64")], [np.empty(100, "int64")]),
         ([x.astype("float16")], [np.empty(100, "float16")]),
+        ([x.astype("bfloat16")], [np.empty(100, "bfloat16")]),
+        ([x.astype("longdouble")] * 2, [np.empty(100, "longdouble")]),
+        ([x.astype("float8_e4m3fn")] * 2, [np.empty(100, "float8_e4m3fn")]),
     ):
         assert compiled.one_pass(sources, targets, streamed=True) is None
+    half = x.astype("float16")
+    assert compiled.one_pass([half, half], [half], width=16) is None
+    z = x.astype("complex64")
+    assert compiled.one_pass([z, z], [z]) is not None
+    assert compiled.one_pass([z, z], [z], divisor=2) is None
 
 
 def ways(costs, pace=None):
