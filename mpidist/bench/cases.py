@@ -275,6 +275,19 @@ class Case:
             for k in range(0, memory.size, _CHUNK)
         )
 
+    def result(self, bare: bool = False) -> list[np.ndarray]:
+        """Return the result on this rank as arrays of words of 8 bytes (shorter ones, of bytes).
+
+        Bytes behind the last whole word are left out.  `bare` is that of :meth:`check`.
+        """
+        if self.out is not None and not (bare and self.bare_expected is not None):
+            memories = [self.out]
+        else:
+            windows = self.expected if self.bare_expected is None else self.bare_expected
+            memories = [memory for memory, _, _ in windows]
+        flat = [memory.view(np.uint8) for memory in memories if memory.size]
+        return [x if x.size < 8 else x[: x.size // 8 * 8].view(np.int64) for x in flat]
+
     def _right(self, memory: np.ndarray, at: int, numbers: np.ndarray) -> bool:
         window = slice(at, at + memory.size)
         if self.bounds is None:

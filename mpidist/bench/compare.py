@@ -19,6 +19,7 @@ _IGNORED = (
     "command",
     "iterations",
     "busy",
+    "line_ns",
 )  # entries of headers that differ in any two runs
 
 

@@ -244,10 +244,13 @@ class _Stream:
 _NUMBERS = (
     *("deadline_s", "least_us", "more_us", "share", "hidden", "of_copies"),
     *("regret", "raw", "floor", "auto"),
+    *("used_us", "used_ratio", "line_ns", "line_most_ns"),
 )
-_FIGURES: dict[str, Any] = {**dict.fromkeys(_NUMBERS, float | None), "same_bits": bool | None}
+_TRUTHS = dict.fromkeys(("same_bits", "changed"), bool | None)
+_FIGURES: dict[str, Any] = {**dict.fromkeys(_NUMBERS, float | None), **_TRUTHS}
 _HEADER = {
     "busy": list[tuple[str, int, float]],
+    "line_ns": dict[str, float | None],
     "nodes": dict[str, int],
     "ranks": int,
     "stream": _Stream | None,
@@ -464,6 +467,15 @@ BOUND_NOTE = (
     "divided by the measured time"
 )
 
+USED_NOTE = (
+    "used: what a program sees, the writing of the input, the call, and the first reading of the "
+    "result, together; time, algbw and busbw are of the call alone, as in nccl-tests"
+)
+CHANGED_NOTE = (
+    "*: the round trip of a cache line between ranks 0 and 1 changed by more than a factor of 1.6 "
+    "within this row: it has times of two machines"
+)
+
 # -- tables --------------------------------------------------------------------------------------
 
 
@@ -557,11 +569,14 @@ def columns(results: Results) -> list[Column]:
         _figure(">microbatches", "microbatches", str),
         Column(">time\nµs", lambda row: microseconds(row.time_us)),
         _figure(">least\nµs", "least_us", microseconds),
+        _figure("", "changed", lambda changed: "*" * changed),
         Column("~>± %", lambda row: "" if row.spread is None else f"{100 * row.spread:.0f}"),
         _figure(">more than\nbare µs", "more_us", lambda us: f"{us:.2f}"),
         Column("~>algbw\nGB/s", lambda row: _bandwidth(row.algbw_gbs)),
         Column(">busbw\nGB/s", lambda row: _bandwidth(row.busbw_gbs)),
         Column(f">x\n{results.reference}", lambda row: times(row.ratio)),
+        _figure("~>used\nµs", "used_us", microseconds),
+        _figure(f"~>used x\n{results.reference}", "used_ratio", times),
         _figure(">time /\nnone", "share", lambda share: f"{share:.2f}"),
         _figure(">hidden\n%", "hidden", lambda share: f"{100 * share:.0f}"),
         _figure(">% of\ncopies", "of_copies", lambda share: f"{100 * share:.0f}"),
@@ -660,4 +675,7 @@ def _scaling_tables(results: Results) -> list[Table]:
 
 
 def _scaling_cell(row: Row | None) -> str:
-    return "" if row is None else microseconds(row.time_us) + " WRONG" * (row.correct is False)
+    if row is None:
+        return ""
+    marks = " *" * bool(row.figures.get("changed")) + " WRONG" * (row.correct is False)
+    return microseconds(row.time_us) + marks

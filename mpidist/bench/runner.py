@@ -19,8 +19,19 @@ from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
 from .candidates import Candidate, bare, candidates, knows, ours
 from .cases import BARE, Case, Workload
+from .machine import Watch
 from .memory import describe_stream, measure_stream
-from .results import BOUND_NOTE, Refusal, Results, Row, bound_percent, make_header, times
+from .results import (
+    BOUND_NOTE,
+    CHANGED_NOTE,
+    USED_NOTE,
+    Refusal,
+    Results,
+    Row,
+    bound_percent,
+    make_header,
+    times,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Settings:
 
 
 LEAST = 3  # iterations, however long they take
-_COLUMNS = 6  # figures that the ranks exchange for each candidate
+_COLUMNS = 7  # figures that the ranks exchange for each candidate
 
 
 @dataclass
@@ -82,7 +93,10 @@ class Entrant:
     Attributes
     ----------
     times : list of float
-        Seconds of the slowest rank, one per iteration.
+        Seconds of the slowest rank's call, one per iteration.
+    used : list of float
+        Seconds of the rank that is slowest in writing the input, the call and the first reading of
+        the result, together.
     wrong : int
         Number of calls, warm-up included, with a wrong result on some rank.
     identical : bool
@@ -94,8 +108,17 @@ class Entrant:
     work: Workload
     run: Callable[[], Any]
     times: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
     wrong: int = 0
     identical: bool = True
+
+    def __post_init__(self) -> None:
+        self._result = self.case.result(self.name == BARE)
+
+    def read(self) -> None:
+        """Read the whole result once, as a program would that uses it."""
+        for words in self._result:
+            np.bitwise_or.reduce(words)
 
     @property
     def name(self) -> str:
@@ -129,6 +152,8 @@ class Contest:
         Whether results are checked.
     """
 
+    reads = False  # whether the result is read, and the reading timed
+
     def __init__(
         self,
         comm: Communicator,
@@ -154,7 +179,7 @@ class Contest:
         try:
             run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
             entry = Entrant(candidate, case, self.works[candidate.memory], run)
-            seconds = self.cycle([entry])[0]
+            seconds, _ = self.cycle([entry])[0]
         except Unsupported as error:
             self.refused.append((candidate, str(error).removeprefix(f"rank {case.rank}: ")))
             return
@@ -168,8 +193,12 @@ class Contest:
         """Call each candidate once more: the second call with an array binds its program."""
         self.cycle(self.entries)
 
-    def cycle(self, entries: list[Entrant]) -> list[float]:
-        """Call each of `entries` once, with new data; return the slowest rank's seconds of each."""
+    def cycle(self, entries: list[Entrant]) -> list[tuple[float, float]]:
+        """Call each of `entries` once, with new data.
+
+        Return for each the seconds of the slowest rank's call, and of the slowest rank's writing,
+        call and reading, together.
+        """
         begun = perf_counter()
         figures = np.zeros((len(entries) + 1, _COLUMNS))
         for line, entry in zip(figures, entries):
@@ -183,7 +212,7 @@ class Contest:
             early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
             entry.wrong += bool(line[1]) or early
             entry.identical = bool(entry.identical and line[4] == -line[5])
-        return figures[:-1, 0].tolist()
+        return [(call, used) for call, used in figures[:-1, [0, 6]].tolist()]
 
     def must_end(self) -> bool:
         """Return whether the calls so far took longer than the limit, by this rank's clock.
@@ -195,23 +224,31 @@ class Contest:
     def _call(self, entry: Entrant) -> tuple[float, ...]:
         """Call one candidate once with new data, after a barrier; return this rank's measurements.
 
-        They are (seconds, wrong, begin, -end, checksum, -checksum) of the call.  The maximum over
-        the ranks then gives the slowest time, whether any is wrong, the latest begin, the earliest
-        end, and whether all checksums are equal.
+        They are (seconds, wrong, begin, -end, checksum, -checksum, used) of the call.  The maximum
+        over the ranks then gives the slowest time, whether any is wrong, the latest begin, the
+        earliest end, whether all checksums are equal, and the slowest time with writing and
+        reading.
         """
         case, turn = entry.case, entry.work.next_turn()
+        used = -perf_counter()
         case.fill(turn)
+        used += perf_counter()
         self.comm.barrier()
         begun = perf_counter()
         entry.run()
         ended = perf_counter()
         # A rank that checks its result at once would take a shared core from one still in the call.
         self.comm.barrier()
+        used += ended - begun
+        if self.reads:
+            used -= perf_counter()
+            entry.read()
+            used += perf_counter()
         wrong = self.checking and not case.check(turn, entry.name == BARE)
         bits = 0
         if self.settings.bits and case.out is not None:
             bits = zlib.crc32(case.out.view(np.uint8).data)
-        return ended - begun, wrong, begun, -ended, bits, -bits
+        return ended - begun, wrong, begun, -ended, bits, -bits, used
 
 
 def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
@@ -243,7 +280,11 @@ class Series(Contest):
         Planned number of timed iterations, the same on every rank; each calls every candidate once.
     seconds : float
         Time of the constructor's last warm-up iteration, as measured on rank 0.
+    machine : Watch
+        The machine before and after each pass.
     """
+
+    reads = True
 
     def __init__(
         self,
@@ -254,7 +295,7 @@ class Series(Contest):
         settings: Settings,
     ):
         super().__init__(comm, works, nbytes, settings)
-        self.done = 0  # timed iterations
+        self.done, self.machine = 0, Watch(comm)  # timed iterations; looks at the machine
         for candidate in candidates:
             self.admit(candidate)
         begun = perf_counter()
@@ -271,13 +312,19 @@ class Series(Contest):
         The passes share the planned number of iterations; between them, other sizes are measured.
         """
         count, rest = divmod(self.iterations, passes)
-        for k in range(count + (turn < rest)):
+        count += turn < rest
+        if self.over or not count:
+            return
+        self.machine.look()
+        for k in range(count):
             if self.over:
-                return
+                break
             self.done += 1
             order = in_turn(self.entries, turn + passes * k)
-            for entry, seconds in zip(order, self.cycle(order)):
-                entry.times.append(seconds)
+            for entry, (call, used) in zip(order, self.cycle(order)):
+                entry.times.append(call)
+                entry.used.append(used)
+        self.machine.look()
 
     def _agree(self, seconds: float) -> float:
         """Return rank 0's `seconds` on all ranks, so that all plan the same iterations."""
@@ -378,6 +425,7 @@ def measure_scaling(
         comm.barrier()
     comm.timeout = timeout
     found.header = {**make_header(comm), "nodes": nodes, "iterations": found.iterations}
+    found.notes += _changed_note(found.rows)
     return found
 
 
@@ -413,7 +461,14 @@ def run_benchmark(
         results.notes.append("1 rank: nothing is sent; `mpidist run -n N` starts N ranks")
     if any(bound_percent(row, results.header) is not None for row in results.rows):
         results.notes.append(BOUND_NOTE)
+    if any("used_us" in row.figures for row in results.rows):
+        results.notes.append(USED_NOTE)
+    results.notes += _changed_note(results.rows)
     return results
+
+
+def _changed_note(rows: Sequence[Row]) -> list[str]:
+    return [CHANGED_NOTE] * any(row.figures.get("changed") for row in rows)
 
 
 _KINDS = {PRIVATE: "ordinary numpy arrays", SYMMETRIC: "arrays of comm.empty()"}
@@ -509,12 +564,19 @@ def _add(results: Results, series: Series, comm: Communicator, settings: Setting
         Refusal(case.collective, candidate.name, case.nbytes, reason, candidate.memory)
         for candidate, reason in series.refused
     ]
-    reference = next((median(e.times) for e in series.entries if e.name == BARE and e.times), None)
+    bare_entry = next((e for e in series.entries if e.name == BARE and e.times), None)
+    reference = median(bare_entry.times) if bare_entry else None
     for entry in series.entries:
         if entry.times:
             row = _row(entry, reference, comm)
             if settings.bits:
                 row.figures["same_bits"] = entry.identical
+            if case.nbytes:
+                seconds = median(entry.used)
+                row.figures["used_us"] = 1e6 * seconds
+                if bare_entry and seconds > 0:
+                    row.figures["used_ratio"] = median(bare_entry.used) / seconds
+            row.figures |= series.machine.figures()
             results.rows.append(row)
 
 

@@ -292,7 +292,7 @@ class Race(Contest):
 
     def _time(self, order: list[Entrant]) -> None:
         begun = perf_counter()
-        for entry, seconds in zip(order, self.cycle(order)):
+        for entry, (seconds, _) in zip(order, self.cycle(order)):
             entry.times.append(seconds)
         self.cycle_seconds = perf_counter() - begun
 

@@ -10,7 +10,7 @@ import click
 
 from ..measure import counted, format_size
 from ..schedule.registry import reserved
-from .bench.collectives import on_step, print_results, warn_if_busy
+from .bench.collectives import on_step, print_results, watched
 from .console import examples, make_console, progress_bar
 from .options import (
     CALLED,
@@ -104,12 +104,11 @@ def demo_command(
     if comm.rank == 0:
         _print_training(console, result)
     gradients = result.gradients[: None if bytes_limit is None else bytes_limit // 4]
-    busy = warn_if_busy(comm)
+    machine = watched(comm)
     total = comparison_steps(gradients, algorithms, budget)
     with progress_bar("measuring", total) as advance:
         results = compare(comm, gradients, algorithms, budget, on_step(advance))
-    if busy:
-        results.header["busy"] = busy
+    machine.end(results)
     same = same_bits(results)
     if comm.rank == 0:
         _print_comparison(console, results, gradients, same)

@@ -46,6 +46,7 @@ def info_command(links: bool, as_json: bool) -> None:
     """
     import mpidist
 
+    from ..bench.machine import Watch
     from ..bench.results import cores_here, knobs, versions
     from ..device.find import list_gpus, why_no_device
     from ..gpu.executors import table, this_rank
@@ -54,6 +55,8 @@ def info_command(links: bool, as_json: bool) -> None:
     comm = mpidist.init()  # before the next import, which starts MPI: its error is one line
     from ..backends.mpi import describe_library
 
+    machine = Watch(comm)
+    machine.look()
     library = describe_library()
     together = len(cores_here(comm))
     hosts = Counter(comm.allgather_object(socket.gethostname()))
@@ -78,6 +81,7 @@ def info_command(links: bool, as_json: bool) -> None:
     reasons = comm.allgather_object(why_no_device())
     native = comm.backend.native is not None
     candidates = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
+    machine.look()
     if as_json:
         content = {
             "versions": versions(),
@@ -87,6 +91,7 @@ def info_command(links: bool, as_json: bool) -> None:
             "hosts": dict(hosts),
             **_surroundings_as_json(list(hosts)),
             "cores": {"node": together, "rank_0": cores(), "oversubscribed": here[0] > together},
+            "line_ns": machine.before_and_after(),
             "gpus": [
                 dict(zip(("name", "memory"), gpu.rsplit(", ", maxsplit=1))) for gpu in list_gpus()
             ],
@@ -111,6 +116,8 @@ def info_command(links: bool, as_json: bool) -> None:
     console = make_console()
     facts = make_table(console, "", "")
     facts.show_header = False
+    if state := machine.described():
+        lines["line"] = state
     for name, value in lines.items():
         facts.add_row(name, value)
     show(console, facts)

@@ -11,7 +11,7 @@ import click
 from ..errors import InvalidArgument
 from ..measure import counted, format_size, round_size
 from ..schedule.contract import COLLECTIVES
-from .bench.collectives import dtype_option, on_step, warn_if_busy
+from .bench.collectives import dtype_option, on_step, watched
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
 from .options import ByteSizes, CollectiveName, Duration, OutputFile, is_given, load_option
 
@@ -98,7 +98,7 @@ def tune_command(
     from ..bench.tuner import TuningSettings
 
     comm = mpidist.init(tuning=table)
-    warn_if_busy(comm)
+    watched(comm)
     known = tuple(COLLECTIVES)
     if table is not None:
         known, held = _held(comm, table)

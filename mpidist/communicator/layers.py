@@ -69,6 +69,27 @@ def calibrate(comm: Communicator) -> Calibration:
         return comm._service.calibrate()
 
 
+def round_trip(comm: Communicator) -> float | None:
+    """Return the seconds of a cache line's way from rank 0 to rank 1 and back; collective.
+
+    It is about 50 ns between hyperthreads of a core, and 300 ns between cores without a common
+    cache.  A virtual machine may change between them while a program runs.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks; of those on rank 0's node the first two are measured, in about a millisecond.
+
+    Returns
+    -------
+    float or None
+        The best of several hundred round trips, the same on all ranks.  None if two ranks do not
+        share memory there, if ranks share a core, or without compiled code.
+    """
+    with comm._door:
+        return comm._service.round_trip()
+
+
 def learn(comm: Communicator, calibration: Calibration) -> None:
     """Set the cost model's constants, for "auto" and ``explain`` from now on; collective.
 

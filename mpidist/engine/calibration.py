@@ -1,8 +1,12 @@
-"""Measurement of the cost model's constants: of messages (α, β), combining (γ), shared memory."""
+"""Measurement of the cost model's constants: of messages (α, β), combining (γ), shared memory.
+
+And of the machine's state: the round trip of a cache line.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +34,7 @@ from ..shared_memory.barrier import Barrier
 from ..shared_memory.compiled import stream
 from ..shared_memory.fold import fold_in_order
 from ..shared_memory.heap import Heap
+from ..shared_memory.steps import Steps, WordAddresses
 from ..topology import Topology
 
 
@@ -357,3 +362,97 @@ def _cache_bytes(ranks: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/c
     except (OSError, ValueError):  # no such file system, as in some containers
         pass
     return size // (2 * max(sharing, 1))
+
+
+_TRIPS, _BATCHES = 32, 16  # round trips of a line in a row, and how often the best is sought
+_TRIP_SECONDS = 0.01  # for all batches, where ranks wait for a core
+_PATIENCE = (2000, 50)  # looks and yields of a wait in compiled code
+_SCHEDULED = 3e-6  # seconds of a round trip that is not a line's, but the scheduler's
+
+
+class LineTrips:
+    """Round trips of a cache line between rank 0 and the next rank of its node.
+
+    The steps of kernels do both parts, and the counters of barriers are the words that travel::
+
+        rank 0    MEET: a += 1, wait for b
+        rank 1    MEET: c += 1, wait for a; MEET: b += 1      only rank 1 reads c
+
+    A batch begins with one trip, for which rank 1 may be late, and one that says whether to go on;
+    those that follow are timed.
+
+    Parameters
+    ----------
+    backend : Backend
+        Backend of the communicator.
+    heap : Heap
+        Symmetric memory of the node.
+    deadline : callable
+        Returns the deadline (``time.monotonic``) of a wait that begins now.
+    """
+
+    def __init__(self, backend: Backend, heap: Heap, deadline: Callable[[], float | None]):
+        self._backend, self._heap, self._deadline = backend, heap, deadline
+        self._own = own = heap.empty((_WORDS * 3,), np.dtype(np.int64))
+        self.takes_part = heap.ranks[0] == 0 and heap.rank < 2
+        if not self.takes_part:
+            return
+        location = heap.find(own)
+        assert location is not None
+        self._peer = location.views(own.size, own.dtype)[1 - heap.rank]
+        self._begin, self._batch = self._answers(1), self._answers(_TRIPS)
+
+    def _answers(self, trips: int) -> Action:
+        """Return the action that goes this rank's part of some round trips."""
+        own, steps = self._own, Steps()
+        words = memoryview(own)  # type: ignore[arg-type]
+        there, patience = (address(self._peer) - address(own)) // own.itemsize, _PATIENCE
+        for _ in range(trips):
+            if self._heap.rank:
+                steps.meet(WordAddresses(words, _WORDS, [there], patience), self._wait)
+            others = [] if self._heap.rank else [there]
+            steps.meet(WordAddresses(words, 0, others, patience), self._wait)
+        return partial(steps.bind(), 0)
+
+    def _wait(self, sequence: int) -> None:
+        """Wait in Python for the other rank, which has not come in time."""
+        own, peer, counter = self._own, self._peer, _WORDS * self._heap.rank
+
+        def come() -> bool:
+            return bool(peer[0] >= own[counter])
+
+        if not self._backend.wait(come, self._deadline()):  # type: ignore[attr-defined]
+            raise CollectiveTimeout(
+                f"rank {self._backend.rank}: round trip of a line: no answer of rank "
+                f"{self._heap.ranks[1 - self._heap.rank]} in time",
+                collective="round_trip",
+            )
+
+    def seconds(self) -> float | None:
+        """Return the seconds of the fastest round trip, the same on all ranks; collective.
+
+        None if none was faster than the scheduler.
+        """
+        mine = self._measure() if self.takes_part else 0.0
+        best = float(self._heap.everyone(mine)[0])
+        return best if best < _SCHEDULED else None
+
+    def _measure(self) -> float:
+        """Return the seconds of a trip in the fastest batch; valid on rank 0 only."""
+        first = self._heap.rank == 0
+        last = (self._own if first else self._peer)[2 * _WORDS :]  # of rank 0: not 0 at the end
+        if first:
+            last[0] = 0
+        best, until, batches = math.inf, perf_counter() + _TRIP_SECONDS, 0
+        while True:
+            if first and batches:
+                done = batches >= _BATCHES and best < _SCHEDULED * _TRIPS
+                last[0] = done or perf_counter() > until
+            self._begin()
+            if last[0]:
+                return best / _TRIPS
+            best = min(best, _timed([self._batch]))
+            batches += 1
+
+
+_WORDS = 16  # from one line of this measurement to the next: neighbours may be fetched together

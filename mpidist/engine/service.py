@@ -15,12 +15,13 @@ from ..selection.choose import Candidate, Chooser
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
 from ..selection.segmentation import Segmentation
+from ..shared_memory import compiled
 from ..shared_memory.heap import Heap
 from ..shared_memory.host import Host
 from ..topology import RANKS_PER_NODE, Topology
 from ..trace import Served
 from .background import Background
-from .calibration import calibrate_shortly
+from .calibration import LineTrips, calibrate_shortly
 from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
@@ -53,6 +54,7 @@ class Service:
         self.arity = config.tree_arity
         self.sequencer = sequencer = Sequencer(backend, config.timeout)
         self.heap: Heap | None = None
+        self._trips: LineTrips | None = None
         self.no_heap = self.apart = self._why_no_heap()
         if self.no_heap is None:
             node = next(group for group in self.groups if backend.rank in group)
@@ -105,6 +107,25 @@ class Service:
         )
         self.learn(found)
         return found
+
+    def round_trip(self) -> float | None:
+        """Return the seconds of a line's way from rank 0 to the next one and back; collective.
+
+        None if these share no memory, ranks share a core, or there is no compiled code.
+        """
+        heap, backend, sequencer = self.heap, self.backend, self.sequencer
+        if heap is None or len(self.groups[0]) < 2:
+            return None
+
+        def measure() -> float | None:
+            if self._trips is None:
+                able = sequencer.everyone(compiled.runs_steps() and not backend.crowded)
+                if not all(able):
+                    return None
+                self._trips = LineTrips(backend, heap, sequencer.deadline)
+            return self._trips.seconds()
+
+        return sequencer.set_up("round trip of a line", measure)
 
     def learn(self, calibration: Calibration) -> None:
         """Set the cost model's constants, equal on all ranks, and drop the choices made before."""

@@ -325,6 +325,13 @@ def test_scaling_columns():
     ]
 
 
+def test_scaling_marks_what_was_measured_on_two_machines():
+    rows = [row("auto", 8, 1.0), row("auto", 64, 1.0)]
+    rows[1].figures["changed"] = True
+    (table,) = tables(Results({"nodes": {"2": 1}}, rows, benchmark="scaling"))
+    assert [line.cells[2] for line in table.lines] == ["1.000", "1.000 *"]
+
+
 def test_scaling_has_a_line_for_each_memory():
     rows = [
         row("auto", n, t * n, memory=memory)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from mpidist import run_simulated
-from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, steps
+from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, runner, steps
 from mpidist.bench.candidates import Candidate, candidates
-from mpidist.bench.cases import number_dtype, rounded_total
+from mpidist.bench.cases import Case, number_dtype, rounded_total
 from mpidist.bench.overhead import engine_overhead
 from mpidist.bench.plots import as_svg, draw
 from mpidist.bench.report import bench_page
-from mpidist.bench.runner import Series, no_garbage_collection
+from mpidist.bench.runner import Entrant, Series, no_garbage_collection
 from mpidist.communicator.layers import calibrate
 from mpidist.engine.calibration import measure_links
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
@@ -219,11 +219,64 @@ def test_a_barrier_must_wait(monkeypatch, entered, correct):
 
     def timed(self, entry):
         begun = entered[self.comm.rank]
-        return 1.0, False, begun, -(begun + 1.0), 0, 0
+        return 1.0, False, begun, -(begun + 1.0), 0, 0, 1.0
 
     monkeypatch.setattr(Series, "_call", timed)
     results = bench(2, ["barrier"], algorithms=["linear"])
     assert results.rows and {row.correct for row in results.rows} == {correct}
+
+
+def test_used_is_writing_call_and_first_reading(monkeypatch):
+    """By a clock that only these three move; the check of the result reads later, untimed."""
+    clock, order = [0.0], []
+
+    def takes(seconds, what):
+        def act(*arguments):
+            order.append(what)
+            clock[0] += seconds
+
+        return act
+
+    monkeypatch.setattr(runner, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(runner, "ours", lambda comm, case, name: takes(5.0, "call"))
+    monkeypatch.setattr(Case, "fill", takes(3.0, "write"))
+    monkeypatch.setattr(Entrant, "read", takes(7.0, "read"))
+    monkeypatch.setattr(Case, "check", lambda *arguments: order.append("check") or True)
+    results = bench(1, ["allreduce"], sizes=[64], algorithms=["ring"], budget=1e9, limit=1e9)
+    (row,) = results.rows
+    assert row.time_us == pytest.approx(5e6), "as before, the call alone"
+    assert row.figures["used_us"] == pytest.approx(15e6)
+    assert order[:4] == ["write", "call", "read", "check"]
+
+
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_is_read_is_the_result(collective, in_place):
+    """All that is checked, in words of 8 bytes: a changed word is in memory that is read."""
+    for rank in range(3):
+        work = Workload(collective, rank, 3, 1, 240, "float32", in_place=in_place)
+        case = work.case(240)
+        for bare in (False, True):
+            special = bare and case.bare_expected is not None
+            windows = case.bare_expected if special else case.expected
+            read = case.result(bare)
+            assert sum(x.nbytes for x in read) == sum(m.nbytes for m, _, _ in windows)
+            assert all(any(np.shares_memory(m, x) for x in read) for m, _, _ in windows)
+
+
+def test_ratios_of_used(monkeypatch):
+    """Each is the bare call's divided by the candidate's own."""
+    seconds = {"mpi4py": (1.0, 6.0), "ring": (2.0, 4.0)}
+    monkeypatch.setattr(runner, "bare", lambda comm, case: lambda: None)
+
+    def timed(self, entry):
+        call, used = seconds[entry.name]
+        return call, False, 0.0, 0.0, 0, 0, used
+
+    monkeypatch.setattr(Series, "_call", timed)
+    results = bench(1, ["allreduce"], sizes=[64], algorithms=["ring"])
+    ratios = {row.candidate: (row.ratio, row.figures["used_ratio"]) for row in results.rows}
+    assert ratios == {"mpi4py": (1.0, 1.0), "ring": (0.5, 1.5)}
 
 
 def test_no_garbage_collection():

@@ -47,6 +47,9 @@ def test_info_tells_of_all_ranks_once():
     assert "2 on 1 node" in text and "mpi4py" in text
     assert any(vendor in text for vendor in ("Open MPI", "MPICH"))
     assert "GPU" in text and "reduce_scatter" in text
+    told = json.loads(mpidist("info", "--json", ranks=2).partition("\n")[2])
+    assert set(told["line_ns"]) == {"before", "after"}
+    assert all(ns is None or 10 < ns < 3000 for ns in told["line_ns"].values())
 
 
 def test_info_on_one_rank_without_a_launcher():
@@ -126,13 +129,16 @@ def test_bench_writes_json_plot_and_page(tmp_path):
         for nbytes in (8, 10240)
     }
     row = found["rows"][0]
+    assert set(row["figures"]) >= {"used_us", "used_ratio"}
+    assert all(r["figures"]["used_us"] > r["time_us"] / 2 for r in found["rows"])
     assert set(row) | {"spread"} == {
         *("work", "candidate", "backend", "ranks", "bytes", "dtype", "op", "in_place"),
-        *("time_us", "algbw_gbs", "busbw_gbs", "ratio", "correct", "memory", "spread"),
+        *("time_us", "algbw_gbs", "busbw_gbs", "ratio", "correct", "memory", "spread", "figures"),
     }
     assert all(r["correct"] and r["time_us"] > 0 and r["ratio"] > 0 for r in found["rows"])
     assert {r["candidate"]: r["ratio"] for r in found["rows"]}["mpi4py"] == 1.0
     header = found["header"]
+    assert ("line_ns" in header) == ("round trip of a cache line" in text)
     assert header["ranks"] == 2 and header["mpi"]["vendor"] and header["versions"]["numpy"]
     assert "bench allreduce broadcast" in header["command"]
     assert (tmp_path / "a.svg").read_text().count("<svg") == 1

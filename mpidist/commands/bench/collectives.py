@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...bench import Results
+    from ...bench.machine import Watch
     from ...communicator.communicator import Communicator
 
 
@@ -163,18 +164,18 @@ def collectives_command(
 
     The data change in every iteration, and every result is checked.  A time is the median over
     the iterations of the slowest rank's time; "x mpi4py" is the time of the bare call divided by
-    it: above 1 is faster.  The exit code is 1 if any result was wrong.
+    it: above 1 is faster.  "used" is the time of writing the input, the call and the first reading
+    of the result, together.  The exit code is 1 if any result was wrong.
     """
     import mpidist
 
     from ...bench import Settings, run_benchmark, steps
 
     comm, wanted = mpidist.init(), Settings(**settings)
-    busy = warn_if_busy(comm)
+    machine = watched(comm)
     with progress_bar("measuring", steps(collectives, wanted)) as advance:
         results = run_benchmark(comm, collectives, wanted, on_step(advance), stream)
-    if busy:
-        results.header["busy"] = busy
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file, plot, report)
     return 0 if results.correct else 1
@@ -224,14 +225,15 @@ def report_results(
         Path(report).write_text(bench_page(results), encoding="utf-8")
 
 
-def warn_if_busy(comm: Communicator) -> list[tuple[str, int, float]]:
-    """Print a warning for each node where other processes use over 15 % of cores; collective.
+def watched(comm: Communicator) -> Watch:
+    """Look at the machine before a measurement, and warn of each busy node; collective.
 
-    Return what :func:`~mpidist.bench.results.busy_cores` found.
+    Busy is a node where other processes use over 15 % of the cores.
     """
-    from ...bench.results import busy_cores, busy_text
+    from ...bench.machine import Watch
+    from ...bench.results import busy_text
 
-    busy = busy_cores(comm)
-    for node in busy:
+    machine = Watch(comm).begin()
+    for node in machine.busy:
         make_console(stderr=True).print(busy_text(*node), style="yellow")
-    return busy
+    return machine

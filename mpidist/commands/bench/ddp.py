@@ -6,7 +6,7 @@ import click
 
 from ..console import examples, progress_bar
 from ..options import Count, Millions, check_not_given
-from .collectives import files_options, report_results, warn_if_busy
+from .collectives import files_options, report_results, watched
 
 MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, not imported here
 
@@ -77,7 +77,7 @@ def ddp_command(
     from ...bench.training import measure_models, measure_overlap, measure_steps
 
     comm = mpidist.init()
-    warn_if_busy(comm)
+    machine = watched(comm)
     with progress_bar("measuring"):
         if overlap:
             results = measure_overlap(comm, iterations)
@@ -85,6 +85,7 @@ def ddp_command(
             results = measure_models(comm, iterations, models)
         else:
             results = measure_steps(comm, iterations, parameters)
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0

@@ -13,7 +13,7 @@ from .collectives import (
     files_options,
     report_results,
     sizes_option,
-    warn_if_busy,
+    watched,
 )
 
 
@@ -53,8 +53,9 @@ def gpu_command(
     from ...bench.gpu import measure_gpu
 
     comm = mpidist.init()
-    warn_if_busy(comm)
+    machine = watched(comm)
     results = measure_gpu(comm, collectives, sizes, dtype, iterations)
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0 if results.correct else 1

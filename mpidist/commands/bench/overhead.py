@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples, progress_bar
-from .collectives import files_options, report_results, warn_if_busy
+from .collectives import files_options, report_results, watched
 
 
 @click.command(
@@ -21,9 +21,10 @@ def overhead_command(json_file: str | None, csv_file: str | None) -> int:
     from ...bench.overhead import measure_overhead
 
     comm = mpidist.init()
-    warn_if_busy(comm)
+    machine = watched(comm)
     with progress_bar("measuring"):
         results = measure_overhead(comm)
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0

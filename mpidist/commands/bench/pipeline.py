@@ -6,7 +6,7 @@ import click
 
 from ..console import examples, progress_bar
 from ..options import Count
-from .collectives import files_options, report_results, warn_if_busy
+from .collectives import files_options, report_results, watched
 
 
 @click.command(
@@ -32,9 +32,10 @@ def pipeline_command(iterations: int, json_file: str | None, csv_file: str | Non
     from ...bench.pipelines import measure_pipelines
 
     comm = mpidist.init()
-    warn_if_busy(comm)
+    machine = watched(comm)
     with progress_bar("measuring"):
         results = measure_pipelines(comm, iterations)
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0

@@ -15,7 +15,7 @@ from .collectives import (
     plot_option,
     report_results,
     settings_options,
-    warn_if_busy,
+    watched,
 )
 
 
@@ -51,10 +51,11 @@ def scaling_command(
 
     settings["algorithms"] = settings["algorithms"] or ("auto",)
     comm, wanted = mpidist.init(), Settings(**settings)
-    warn_if_busy(comm)
+    machine = watched(comm)
     names = collectives or tuple(COLLECTIVES)
     with progress_bar("measuring", scaling_steps(comm, names, wanted)) as advance:
         results = measure_scaling(comm, names, wanted, on_step(advance))
+    machine.end(results)
     correct = all(comm.allgather_object(results.correct))
     if comm.rank == 0:
         report_results(results, json_file, csv_file)

@@ -6,7 +6,7 @@ import click
 
 from ..console import examples
 from ..options import ByteSizes, Count
-from .collectives import files_options, report_results, warn_if_busy
+from .collectives import files_options, report_results, watched
 
 
 @click.command(
@@ -55,8 +55,9 @@ def torch_command(
         raise Unsupported(NO_TORCH)
     from ...bench.torch_collectives import measure_torch
 
-    warn_if_busy(comm)
+    machine = watched(comm)
     results = measure_torch(comm, collectives, sizes, iterations)
+    machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
     return 0 if results.correct else 1
