@@ -11,7 +11,7 @@ from typing import Any
 
 from ..communicator.communicator import Communicator
 from ..communicator.layers import round_trip
-from .results import Results, busy_cores
+from .results import Results, busy_cores, load_text
 
 CHANGED = 1.6  # ratio of two round trips from which the machine counts as another one
 
@@ -30,7 +30,7 @@ class Watch:
         Nanoseconds of the round trip, the same on all ranks; None where it could not be measured
         (see :func:`mpidist.communicator.layers.round_trip`).
     busy : list of (str, int, float)
-        What :func:`~mpidist.bench.results.busy_cores` found at :meth:`begin`.
+        What :func:`~mpidist.bench.results.busy_cores` found at :meth:`begin` and :meth:`again`.
     """
 
     def __init__(self, comm: Communicator):
@@ -62,6 +62,16 @@ class Watch:
             return {}
         found = {"line_ns": min(known), "line_most_ns": max(known)}
         return {**found, "changed": True} if self.changed else found
+
+    def again(self) -> list[str]:
+        """Look for other processes and at the round trip again, after a measurement; collective.
+
+        Return what speaks against the figures that were measured meanwhile.
+        """
+        self.look()
+        self.busy = self.busy or busy_cores(self.comm)
+        doubts = [load_text(*node) for node in self.busy]
+        return [*doubts, *[self.described()] * self.changed]
 
     def end(self, results: Results) -> None:
         """Look for the last time; add what was found to header and notes of results; collective."""

@@ -26,12 +26,12 @@ from .runner import no_garbage_collection
 from .tuner import (
     Cell,
     History,
-    Race,
     TuningSettings,
     all_but_the_slow,
     candidates,
     cells,
     count_cells,
+    steady_race,
 )
 
 LEAST = 4  # iterations that two halves need
@@ -130,11 +130,14 @@ class Verified:
         Collective, candidate and bytes of wrong results.
     left_out : int
         Number of sizes without a row, mostly for lack of time.
+    unsteady : int
+        Number of those during each of whose races the machine changed.
     """
 
     regrets: list[Row] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     left_out: int = 0
+    unsteady: int = 0
 
 
 def verify(
@@ -157,7 +160,7 @@ def verify(
     with no_garbage_collection():
         for cell in cells(comm, settings, stopped, lambda c: LEAST * history(c).cost(c.nbytes)):
             on_step(cell.collective, cell.nbytes)
-            regret = _race(comm, cell, history(cell), stopped, found.wrong)
+            regret = _race(comm, cell, history(cell), stopped, found)
             if regret is not None:
                 found.regrets.append(regret)
     found.left_out = count_cells(comm, settings) - len(found.regrets)
@@ -165,15 +168,19 @@ def verify(
 
 
 def _race(
-    comm: Communicator, cell: Cell, before: History, stopped: Callable[[], bool], wrong: list[str]
+    comm: Communicator, cell: Cell, before: History, stopped: Callable[[], bool], found: Verified
 ) -> Row | None:
-    race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
-    nbytes = race.case.nbytes
+    nbytes = cell.whole(cell.nbytes)
     names, pick = candidates(comm, cell.collective, nbytes, cell.memory)
     first, *others = before.order(names, pick)
-    times = race.run([first, "auto", *others], all_but_the_slow(pick, "auto"))
+    every, keep = [first, "auto", *others], all_but_the_slow(pick, "auto")
+    raced = steady_race(comm, cell, every, keep, stopped)
+    if raced is None:
+        found.unsteady += 1
+        return None
+    race, times = raced
     before.learn(race)
-    wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
+    found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
     auto = times.pop("auto", None)
     if not race.complete or len(times.get(pick, ())) < LEAST:
         return None

@@ -394,12 +394,15 @@ def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
     return [(host, cores, used) for host, cores, used in firsts if used > BUSY * cores]
 
 
+def load_text(host: str, cores: int, used: float) -> str:
+    """Return what :func:`busy_cores` found on a node as text."""
+    return f"other processes use {used:.1f} of the {cores} cores of {host}"
+
+
 def busy_text(host: str, cores: int, used: float) -> str:
     """Return the warning of a busy node that :func:`busy_cores` found."""
-    return (
-        f"warning: other processes use {used:.1f} of the {cores} cores of {host}: times will "
-        "scatter, compare only those of one run"
-    )
+    load = load_text(host, cores, used)
+    return f"warning: {load}: times will scatter, compare only those of one run"
 
 
 def _ticks() -> list[int]:

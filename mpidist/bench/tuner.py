@@ -1,4 +1,11 @@
-"""``mpidist tune``: races between the candidates, and the tuning table of the winners."""
+"""``mpidist tune``: races between the candidates, and the tuning table of the winners.
+
+A table must not be worse than none, on a busy machine neither.  So it begins as what "auto" chooses
+without it, at every size, and a candidate replaces that at one size only if it is faster twice::
+
+    first pass     all sizes: all candidates, in heats      winner, if clearly faster than "auto"
+    second pass    those sizes: winner and "auto" alone     confirmed, if clearly faster again
+"""
 
 from __future__ import annotations
 
@@ -17,11 +24,12 @@ from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
 from ..errors import ConfigError
-from ..measure import median, spread
+from ..measure import low
 from ..operations import find_op
 from ..selection.tuning import PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .candidates import Candidate, memories
 from .cases import Workload
+from .machine import Watch
 from .runner import Contest, Entrant, OnStep, Settings, in_turn, no_garbage_collection
 
 ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
@@ -63,6 +71,11 @@ class Cell:
     works: dict[str, Workload]
     until: float
 
+    def whole(self, nbytes: int) -> int:
+        """Return the bytes of a whole buffer of at least `nbytes`, as the race has it."""
+        work = self.works[self.memory]
+        return work.count(nbytes) * work.dtype.itemsize
+
 
 class Stop:
     """Records whether the run should stop early: by Ctrl-C, or SIGTERM of the launcher."""
@@ -98,11 +111,16 @@ def count_cells(comm: Communicator, settings: TuningSettings) -> int:
     return sum(len(memories(comm, c)) * sizes[c] for c in settings.collectives)
 
 
+Sizes = Callable[[str, str], Sequence[int]]
+"""``sizes(collective, memory)`` returns the bytes to measure."""
+
+
 def cells(
     comm: Communicator,
     settings: TuningSettings,
     stopped: Callable[[], bool],
     cost: Callable[[Cell], float],
+    sizes_of: Sizes | None = None,
 ) -> Iterator[Cell]:
     """Yield the races of a run (cells), each with its share of the time; collective.
 
@@ -121,15 +139,23 @@ def cells(
         Returns on rank 0 whether to stop.
     cost : callable
         ``cost(cell)`` returns the least seconds that a cell takes; rank 0's value counts.
+    sizes_of : callable, optional
+        The sizes of each collective and kind of memory; by default those of the settings.
     """
-    end = perf_counter() + settings.budget
+
+    def usual_sizes(collective: str, memory: str) -> Sequence[int]:
+        return [0] if collective == "barrier" else sorted(settings.sizes)
+
+    end, sizes_of = perf_counter() + settings.budget, sizes_of or usual_sizes
     groups = [(c, memory) for c in settings.collectives for memory in memories(comm, c)]
+    groups = [group for group in groups if sizes_of(*group)]
     work: Workload | None = None
     for index, (collective, memory) in enumerate(groups):
         share = perf_counter() + (end - perf_counter()) / (len(groups) - index)
-        sizes = [0] if collective == "barrier" else sorted(settings.sizes)
+        sizes = sizes_of(collective, memory)
         if work is None or work.collective != collective:
-            work = Workload(collective, comm.rank, comm.size, 0, max(sizes), settings.dtype)
+            largest = max(usual_sizes(collective, memory))
+            work = Workload(collective, comm.rank, comm.size, 0, largest, settings.dtype)
         place = work if memory == PRIVATE else work.elsewhere(comm.empty)
         weights = [1 + (nbytes / ROOT_WEIGHT) ** 0.5 for nbytes in sizes]
         for k, nbytes in enumerate(sizes):
@@ -250,8 +276,9 @@ class Race(Contest):
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
         """Run the race between `names`; return the finalists' seconds by name, one per iteration.
 
-        ``keep(ranking)`` selects the entrants of the next heat from (median, entrant) pairs,
-        fastest first.  Candidates that dropped out are still in `entries`, with fewer times.
+        ``keep(ranking)`` selects the entrants of the next heat from (seconds, entrant) pairs,
+        fastest first; the seconds are the 20th percentile.  Candidates that dropped out are still
+        in `entries`, with fewer times.
         """
         end, begun = self.until, perf_counter()
         for name in names:
@@ -269,7 +296,7 @@ class Race(Contest):
             alive = [entry for entry in self._heat(alive, end) if not entry.wrong]
             if not alive:
                 break
-            alive = keep(sorted(((median(e.times), e) for e in alive), key=lambda pair: pair[0]))
+            alive = keep(sorted(((low(e.times), e) for e in alive), key=lambda pair: pair[0]))
         self.spent = perf_counter() - begun
         return {entry.name: entry.times for entry in alive}
 
@@ -332,17 +359,22 @@ class History:
         return self.cycle * max(nbytes / max(self.nbytes, 1), 1.0)
 
     def learn(self, race: Race) -> dict[str, float]:
-        """Record the result of a race; return the median seconds of each candidate, by name."""
-        medians = {e.name: median(e.times) for e in race.entries if e.times}
-        self.seconds.update(medians)
+        """Record the result of a race; return the low seconds of each candidate, by name."""
+        seconds = {e.name: low(e.times) for e in race.entries if e.times}
+        self.seconds.update(seconds)
         self.nbytes, self.cycle = max(race.case.nbytes, 1), race.cycle_seconds
-        if race.case.nbytes >= HOPELESS_BYTES and medians:
-            limit = HOPELESS * min(medians.values())
-            self.hopeless |= {name for name, s in medians.items() if s > limit}
-        return medians
+        if race.case.nbytes >= HOPELESS_BYTES and seconds:
+            limit = HOPELESS * min(seconds.values())
+            self.hopeless |= {name for name, s in seconds.items() if s > limit}
+        return seconds
 
 
 MARGIN = 1.03  # a choice changes only if another candidate is faster by more than this factor
+PROOF = 5  # iterations of a candidate without which it replaces nothing
+FIRST = 0.7  # share of the budget for the first pass
+REPEATS = 3  # races at a size before it is left out, as the machine changes during each
+BEYOND = 4  # ratio of the sizes outside of the measured ones at which "auto" is asked, up to
+LARGEST = 1 << 30  # bytes
 
 
 @dataclass
@@ -358,12 +390,105 @@ class Tuned:
     measured, left_out : int
         Numbers of sizes in the table, and not in it (mostly for lack of time), over all collectives
         and kinds of memory.
+    faster, confirmed : int
+        Number of sizes at which the first pass found another candidate than "auto" clearly faster,
+        and of those at which the second pass did too: these are the changes in the table.
+    unsteady : int
+        Number of sizes that are left out because the machine changed during each of three races.
     """
 
     table: TuningTable
     wrong: list[str] = field(default_factory=list)
     measured: int = 0
     left_out: int = 0
+    faster: int = 0
+    confirmed: int = 0
+    unsteady: int = 0
+
+
+class Draft:
+    """The entry of one collective and kind of memory while it is tuned.
+
+    Parameters
+    ----------
+    key : Key
+        Key of the entry.
+    sizes : sequence of int
+        Bytes to measure, ascending.
+    usual : callable
+        ``usual(nbytes)`` returns the choice of "auto" without the table.
+    """
+
+    def __init__(self, key: Key, sizes: Sequence[int], usual: Callable[[int], str]):
+        self.key, self.sizes = key, sizes
+        self.usual, self.changes = usual_choices(sizes, usual)
+        self.faster: dict[int, str] = {}  # than the usual one, in the first pass
+        self.confirmed: dict[int, str] = {}  # in the second pass too
+        self.times: dict[int, dict[str, float]] = {}
+        self.wrong: set[str] = set()  # candidates with a wrong result
+
+    def entry(self) -> TuningEntry:
+        """Return the entry: the usual choices, and those confirmed around their sizes."""
+        choices = {**self.usual, **self.confirmed}
+        within = list(zip(self.sizes, self.sizes[1:]))
+        for nbytes, name in self.changes.items():
+            gap = next((pair for pair in within if pair[0] < nbytes < pair[1]), ())
+            if not gap or not set(gap) <= self.confirmed.keys():
+                choices.setdefault(nbytes, name)
+        right = {nbytes: name for nbytes, name in choices.items() if name not in self.wrong}
+        return TuningEntry.from_points(self.key, right, self.times)
+
+
+def usual_choices(
+    sizes: Sequence[int], usual: Callable[[int], str]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the choices ``usual(nbytes)`` at some sizes and beyond, and at each change between.
+
+    A change is two neighbouring numbers of bytes with different choices, found by bisection.
+    """
+    below = [sizes[0] // BEYOND] * (sizes[0] >= BEYOND)
+    above = [size for k in range(1, 16) if (size := sizes[-1] * BEYOND**k) <= LARGEST]
+    found = {nbytes: usual(nbytes) for nbytes in (*below, *sizes, *(above if sizes[-1] else ()))}
+    changes: dict[int, str] = {}
+
+    def search(first: int, second: int, at_first: str, at_second: str) -> None:
+        if at_first == at_second:
+            return
+        if second - first <= 1:
+            changes[first], changes[second] = at_first, at_second
+            return
+        middle = (first + second) // 2
+        between = usual(middle)
+        search(first, middle, at_first, between)
+        search(middle, second, between, at_second)
+
+    for first, second in zip(found, [*found][1:]):
+        search(first, second, found[first], found[second])
+    return found, changes
+
+
+def steady_race(
+    comm: Communicator,
+    cell: Cell,
+    names: Sequence[str],
+    keep: Keep,
+    stopped: Callable[[], bool],
+) -> tuple[Race, dict[str, list[float]]] | None:
+    """Run the race of a cell, again if the machine changed meanwhile; collective.
+
+    Return it with the finalists' times (:meth:`Race.run`), or None if the machine changed during
+    each of three races.
+    """
+    seconds = cell.until - perf_counter()
+    for _ in range(REPEATS):
+        machine, until = Watch(comm), perf_counter() + seconds
+        machine.look()
+        race = Race(comm, cell.works, cell.nbytes, cell.memory, until, stopped)
+        finalists = race.run(names, keep)
+        machine.look()
+        if not machine.changed:
+            return race, finalists
+    return None
 
 
 def tune(
@@ -385,78 +510,144 @@ def tune(
     about : mapping
         Description of the run, stored in the table.
     on_step : callable
-        Called with collective and bytes before each size.
+        Called with collective and bytes before each size of the first pass.
     on_table : callable
-        Called on every rank with the table after each size that was added to it.
+        Called on every rank with the table after each size that was added to it, or confirmed.
     stopped : callable
-        Returns on rank 0 whether to stop; sizes measured so far are kept.
+        Returns on rank 0 whether to stop; what was confirmed so far is kept.
 
     Returns
     -------
     Tuned
         The same on every rank.
     """
-    found = Tuned(TuningTable((), about))
+    found, end = Tuned(TuningTable((), about)), perf_counter() + settings.budget
+    drafts: dict[tuple[str, str], Draft] = {}
+    with no_garbage_collection():
+        _first_pass(comm, settings, found, drafts, on_step, on_table, stopped)
+        left = replace(settings, budget=end - perf_counter())
+        _second_pass(comm, left, found, drafts, on_table, stopped)
+    found.left_out = count_cells(comm, settings) - found.measured
+    return found
+
+
+def _first_pass(
+    comm: Communicator,
+    settings: TuningSettings,
+    found: Tuned,
+    drafts: dict[tuple[str, str], Draft],
+    on_step: OnStep,
+    on_table: Callable[[TuningTable], Any],
+    stopped: Callable[[], bool],
+) -> None:
+    """Race all candidates at all sizes; the table gets the times, the drafts the winners."""
     histories: dict[tuple[str, str], History] = {}
-    chosen: dict[Key, dict[int, str]] = {}
-    times: dict[Key, dict[int, dict[str, float]]] = {}
 
     def history(cell: Cell) -> History:
         return histories.setdefault((cell.collective, cell.memory), History())
 
-    with no_garbage_collection():
-        for cell in cells(comm, settings, stopped, lambda c: history(c).cost(c.nbytes)):
-            on_step(cell.collective, cell.nbytes)
-            before = history(cell)
-            race = Race(comm, cell.works, cell.nbytes, cell.memory, cell.until, stopped)
-            nbytes = race.case.nbytes
-            names, usual = candidates(comm, cell.collective, nbytes, cell.memory)
-            finalists = race.run(before.order(names, usual), faster_half(usual))
-            found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
-            right = {n: t for n, t in finalists.items() if n not in race.wrong and t}
-            if not right:
-                continue
-            key = key_of(comm, cell.collective, cell.memory, settings.dtype)
-            choices = chosen.setdefault(key, {})
-            previous = choices[max(choices)] if choices else usual
-            choices[nbytes] = settle(right, usual, previous)
-            times.setdefault(key, {})[nbytes] = before.learn(race)
-            found.table.entries[key] = TuningEntry.from_points(key, choices, times[key])
-            found.measured += 1
+    part = replace(settings, budget=FIRST * settings.budget)
+    for cell in cells(comm, part, stopped, lambda c: history(c).cost(c.nbytes)):
+        on_step(cell.collective, cell.nbytes)
+        before, nbytes = history(cell), cell.whole(cell.nbytes)
+        draft = drafts.get((cell.collective, cell.memory))
+        if draft is None:
+            draft = drafts[cell.collective, cell.memory] = _draft(comm, cell, settings)
+        names, usual = candidates(comm, cell.collective, nbytes, cell.memory)
+        raced = steady_race(comm, cell, before.order(names, usual), faster_half(usual), stopped)
+        if raced is None:
+            found.unsteady += 1
+            continue
+        race, finalists = raced
+        found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
+        draft.wrong |= set(race.wrong)
+        right = {n: t for n, t in finalists.items() if n not in draft.wrong and t}
+        if not right:
+            continue
+        smaller = [size for size in draft.times if size < nbytes]
+        previous = draft.faster.get(max(smaller), usual) if smaller else usual
+        draft.times[nbytes] = before.learn(race)
+        draft.usual[nbytes] = usual if usual in right else min(right, key=lambda n: low(right[n]))
+        winner = settle(right, usual, previous)
+        if winner != usual and usual in right:
+            draft.faster[nbytes] = winner
+            found.faster += 1
+        found.measured += 1
+        found.table.entries[draft.key] = draft.entry()
+        on_table(found.table)
+
+
+def _draft(comm: Communicator, cell: Cell, settings: TuningSettings) -> Draft:
+    collective, memory = cell.collective, cell.memory
+    sizes = [0] if collective == "barrier" else sorted({cell.whole(n) for n in settings.sizes})
+
+    def usual(nbytes: int) -> str:
+        return candidates(comm, collective, nbytes, memory)[1]
+
+    return Draft(key_of(comm, collective, memory, settings.dtype), sizes, usual)
+
+
+def _second_pass(
+    comm: Communicator,
+    settings: TuningSettings,
+    found: Tuned,
+    drafts: Mapping[tuple[str, str], Draft],
+    on_table: Callable[[TuningTable], Any],
+    stopped: Callable[[], bool],
+) -> None:
+    """Race each winner of the first pass with the usual choice alone, later in the run."""
+
+    def sizes(collective: str, memory: str) -> Sequence[int]:
+        draft = drafts.get((collective, memory))
+        return [] if draft is None else sorted(draft.faster)
+
+    def cost(cell: Cell) -> float:
+        draft = drafts[cell.collective, cell.memory]
+        pair = draft.faster[cell.nbytes], draft.usual[cell.nbytes]
+        return PROOF * sum(draft.times[cell.nbytes][name] for name in pair)
+
+    for cell in cells(comm, settings, stopped, cost, sizes):
+        draft, nbytes = drafts[cell.collective, cell.memory], cell.nbytes
+        pair = [draft.usual[nbytes], draft.faster[nbytes]]
+        raced = steady_race(comm, cell, pair, lambda ranking: [e for _, e in ranking], stopped)
+        if raced is None or draft.wrong & {*pair} or raced[0].wrong or len(raced[1]) < len(pair):
+            continue
+        if settle(raced[1], pair[0], pair[0]) == pair[1]:
+            draft.confirmed[nbytes] = pair[1]
+            found.confirmed += 1
+            found.table.entries[draft.key] = draft.entry()
             on_table(found.table)
-    found.left_out = count_cells(comm, settings) - found.measured
-    return found
 
 
 def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> str:
     """Return the new choice: `usual`, else `previous`, unless the fastest one is clearly faster.
 
     `finalists` has the seconds of each iteration by name, `usual` is the present choice of "auto",
-    and `previous` is the tuner's choice at the next smaller size.  Clearly faster means by more
-    than 3 %, and by more than twice the statistical error of the medians (:func:`uncertainty`): on
-    a busy machine `usual` stays.
+    and `previous` is the winner at the next smaller size.  Clearly faster means that the 20th
+    percentile is smaller by more than 3 %, and by more than twice its statistical error
+    (:func:`uncertainty`), of at least five iterations.
     """
-    medians = {name: median(seconds) for name, seconds in finalists.items()}
-    best = min(medians, key=lambda name: medians[name])
+    seconds = {name: low(times) for name, times in finalists.items()}
+    best = min(seconds, key=lambda name: seconds[name])
     for name in (usual, previous):
-        if name in medians:
+        if name in seconds:
             noise = 2 * math.hypot(uncertainty(finalists[name]), uncertainty(finalists[best]))
-            if medians[name] <= max(MARGIN, 1 + noise) * medians[best]:
+            few = min(len(finalists[name]), len(finalists[best])) < PROOF
+            if few or seconds[name] <= max(MARGIN, 1 + noise) * seconds[best]:
                 return name
     return best
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
-    """Return the standard error of the median, divided by the median.
+    """Return the standard error of the 20th percentile, divided by it.
 
-    For n normally distributed times it is 1.253 σ / √n, and their standard deviation σ is 1.483
-    times half the interquartile range.  For fewer than four times, half of their range (largest
-    minus smallest) is taken in place of half the interquartile range.
+    Of n times, 0.2 n ± 0.4 √n are expected to be below the true percentile, whatever the
+    distribution (a binomial one); the error is half the distance of the times at these ranks.
     """
-    half = spread(seconds)
-    if half is None:
-        half = (max(seconds) - min(seconds)) / 2 / median(seconds)
-    return 1.253 * 1.483 * half / math.sqrt(len(seconds))
+    ordered, n = sorted(seconds), len(seconds)
+    first = math.floor(max(0.2 * n - 0.4 * n**0.5, 0))
+    last = math.ceil(min(0.2 * n + 0.4 * n**0.5, n - 1))
+    return (ordered[last] - ordered[first]) / 2 / low(seconds)
 
 
 def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:

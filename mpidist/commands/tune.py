@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from ..bench.tuner import TuningSettings
+    from ..bench.machine import Watch
+    from ..bench.regret import Verified
+    from ..bench.tuner import Tuned, TuningSettings
     from ..communicator.communicator import Communicator
     from ..selection.tuning import TuningTable
 
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     "the sizes between them.",
 )
 @dtype_option
+@click.option("--force", is_flag=True, help="Write the table of a busy machine nevertheless.")
 @click.option(
     "--json",
     "json_file",
@@ -79,15 +83,17 @@ def tune_command(
     budget: float,
     sizes: list[int],
     dtype: np.dtype,
+    force: bool,
     json_file: str | None,
 ) -> int:
     """Measure the fastest executor and algorithm of each COLLECTIVE (by default all).
 
     Every executor and algorithm that can serve a call is measured, in private and in symmetric
-    memory; the slower half is dropped, and the others get more iterations, until the budget is used
-    up.  The data change in every iteration.  A choice of the shipped rules changes only if another
-    is faster by more than the noise.  The table is written after every size, so Ctrl-C loses
-    nothing.  --verify measures again what a table holds.
+    memory; the slower half is dropped, and the others get more iterations.  The data change in
+    every iteration.  A choice of the shipped rules changes only if another is faster by more than
+    the noise, and again in a second pass over these sizes.  The table is written after every size,
+    so Ctrl-C loses nothing.  On a busy machine no table is written, with exit code 2, unless
+    --force is given.  --verify measures again what a table holds.
     """
     if (output is None) == (table is None):
         raise click.UsageError("expected one of -o FILE and --verify FILE")
@@ -98,7 +104,7 @@ def tune_command(
     from ..bench.tuner import TuningSettings
 
     comm = mpidist.init(tuning=table)
-    watched(comm)
+    machine = watched(comm)
     known = tuple(COLLECTIVES)
     if table is not None:
         known, held = _held(comm, table)
@@ -111,8 +117,21 @@ def tune_command(
         sizes = sizes if given else held
     settings = TuningSettings(collectives or known, sorted(set(sizes)), dtype, budget)
     if output is not None:
-        return _tune(comm, settings, output)
-    return _verify(comm, settings, str(table), json_file)
+        if machine.busy and not force:
+            raise _refusal(machine, f"{output} is not written")
+        return _tune(comm, settings, output, machine, force)
+    return _verify(comm, settings, str(table), machine, json_file)
+
+
+def _refusal(machine: Watch, outcome: str) -> InvalidArgument:
+    """Return the error that refuses the table of a busy machine, with exit code 2."""
+    from ..bench.results import BUSY, WATCHED, load_text
+
+    return InvalidArgument(
+        f"tune: {'; '.join(load_text(*node) for node in machine.busy)} (in {WATCHED:g} s while the "
+        f"ranks slept): expected at most {100 * BUSY:.0f} %; {outcome}, as its choices may be "
+        "slower than those without a table.  Tune on a quiet machine, or nevertheless by --force"
+    )
 
 
 def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
@@ -139,7 +158,9 @@ def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
     return tuple(name for name in COLLECTIVES if name in names), sorted(sizes) or [8]
 
 
-def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
+def _tune(
+    comm: Communicator, settings: TuningSettings, output: str, machine: Watch, force: bool
+) -> int:
     from ..bench.results import make_header
     from ..bench.tuner import Stop, count_cells, existing_table, tune
 
@@ -155,6 +176,16 @@ def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
         begun = perf_counter()
         found = tune(comm, settings, about, on_step(advance), write, stop)
         seconds = perf_counter() - begun
+    doubts = machine.again()
+    found.table.about |= {"line_ns": machine.before_and_after(), "busy": machine.busy}
+    if machine.busy and not force:
+        if comm.rank == 0 and old is not None:
+            old.save(output)
+        elif comm.rank == 0:
+            Path(output).unlink(missing_ok=True)
+        raise _refusal(machine, f"{output} is as it was before")
+    if found.table.entries:
+        write(found.table)
     console = make_console()
     lines = make_table(console, "=collective", "=memory", "from this size on")
     for key, entry in found.table.entries.items():
@@ -162,17 +193,24 @@ def _tune(comm: Communicator, settings: TuningSettings, output: str) -> int:
         lines.add_row(key.collective, key.memory, chosen)
     show(console, lines)
     kept = f"; {len(old.entries)} entries of the existing table" if old is not None else ""
-    _print_missing(console, found.left_out, stop.wanted, "the choice of the nearest size holds")
+    _print_missing(console, found, stop.wanted, '"auto" chooses there as without the table')
     if not found.table.entries:
         console.print(f"nothing was measured: {output} was not written")
         return _print_wrong(console, found.wrong) or 1
     console.print(
         f"{counted(found.measured, 'size')} measured in {seconds:.0f} s, written to {output}{kept}"
     )
+    console.print(
+        f"choices that differ from those without the table: at {counted(found.confirmed, 'size')}; "
+        f"at {found.faster - found.confirmed} more another was faster in one pass, not in both"
+    )
+    _print_doubts(console, machine.described(), doubts)
     return _print_wrong(console, found.wrong)
 
 
-def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file: str | None) -> int:
+def _verify(
+    comm: Communicator, settings: TuningSettings, table: str, machine: Watch, json_file: str | None
+) -> int:
     from ..bench.regret import between, summarise, summary_table, verify
     from ..bench.results import Results, make_header
     from ..bench.tuner import Stop, count_cells
@@ -183,6 +221,7 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
         begun = perf_counter()
         found = verify(comm, settings, on_step(advance), stop)
         seconds = perf_counter() - begun
+    doubts = machine.again()
     summary = summarise(found.regrets)
     console = make_console()
     console.print(
@@ -199,8 +238,10 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
             f"{row.candidate} is {100 * row.figures['regret']:.1f} % slower than "
             f"{row.figures['best']}"
         )
-    _print_missing(console, found.left_out, stop.wanted, "these figures do not include them")
+    _print_missing(console, found, stop.wanted, "these figures do not include them")
+    _print_doubts(console, machine.described(), doubts)
     about = make_header(comm) | {"summary": [dataclasses.asdict(line) for line in summary]}
+    about |= {"line_ns": machine.before_and_after(), "busy": machine.busy}
     if json_file is not None and comm.rank == 0:
         Results(about, found.regrets, benchmark="tune").save(json_file)
     if not found.regrets:
@@ -209,10 +250,21 @@ def _verify(comm: Communicator, settings: TuningSettings, table: str, json_file:
     return _print_wrong(console, found.wrong)
 
 
-def _print_missing(console: Console, left_out: int, stopped: bool, meaning: str) -> None:
-    if left_out:
-        why = "the run was stopped" if stopped else "the budget was too short"
-        console.print(f"{counted(left_out, 'size')} left out, as {why}: {meaning}")
+def _print_missing(console: Console, found: Tuned | Verified, stopped: bool, meaning: str) -> None:
+    late = found.left_out - found.unsteady
+    why = "the run was stopped" if stopped else "the budget was too short"
+    for count, reason in ((late, why), (found.unsteady, "the machine changed during each race")):
+        if count:
+            console.print(f"{counted(count, 'size')} left out, as {reason}: {meaning}")
+
+
+def _print_doubts(console: Console, state: str, doubts: list[str]) -> None:
+    """Print the machine's state, and why the figures are not to be trusted."""
+    if state and state not in doubts:
+        console.print(state, markup=False)
+    if doubts:
+        text = f"not to be trusted: {'; '.join(doubts)}"
+        console.print(text, style="bold red", markup=False)
 
 
 def _print_wrong(console: Console, wrong: list[str]) -> int:

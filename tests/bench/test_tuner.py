@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from mpidist import CollectiveConfig, run_simulated
-from mpidist.bench import Row, tuner
+from mpidist.bench import Row, machine, tuner
 from mpidist.bench.candidates import memories
 from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, score, summarise, verify
-from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune
+from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune, uncertainty
 from mpidist.commands.options import Duration
+from mpidist.measure import low
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import TuningTable
 
@@ -128,10 +129,144 @@ def test_stop_listens_to_the_first_signal():
 
 
 def test_small_differences_change_nothing():
-    times = {"native": [1.02], "ring": [1.0], "linear": [1.01]}
+    times = {"native": [1.02] * 5, "ring": [1.0] * 5, "linear": [1.01] * 5}
     assert settle(times, "native", "linear") == "native"
     assert settle(times, "direct", "linear") == "linear"
-    assert settle({**times, "native": [1.1]}, "native", "direct") == "ring"
+    assert settle({**times, "native": [1.1] * 5}, "native", "direct") == "ring"
+    assert settle({**times, "native": [9.0] * 4}, "native", "direct") == "native", "too few"
+    assert settle({**times, "ring": [0.1] * 4}, "native", "direct") == "native", "too few"
+
+
+def test_interrupted_iterations_change_nothing():
+    """One in three lasts as long as a time slice: the rest says who is faster, a median may not."""
+    quiet, slice = [1.0, 1.01, 1.0, 1.01, 1.0, 1.01], [400.0, 500.0, 600.0]
+    ours, other = [*quiet, *slice], [1.2 * t for t in (*quiet[:3], *slice, *slice)]
+    assert low(ours) == 1.0 and low(other) == 1.2
+    assert settle({"native": ours, "ring": other}, "native", "native") == "native"
+    assert settle({"native": other, "ring": ours}, "native", "native") in ("native", "ring")
+    assert uncertainty([1.0, 1.0, 1.0, 1.0, 1.0]) == 0 and uncertainty([1.0, 2.0]) == 0.5
+    assert low([3.0]) == 3.0 and low([5, 4, 3, 2, 1]) == 1 and low([6, 5, 4, 3, 2, 1]) == 2
+    # Of 25 times 3 to 7 are expected below the true percentile.
+    assert uncertainty([1 + k / 100 for k in range(25)]) == pytest.approx(0.02 / 1.04)
+
+
+def usual(nbytes):
+    return "native" if nbytes < 700 else "staged" if nbytes < 100_000 else "ring"
+
+
+def choices(entry):
+    return [(rule.start, rule.choose) for rule in entry.rules]
+
+
+SIZES = [8, 64, 512, 4096, 32768]
+
+
+def test_a_table_without_changes_is_the_shipped_rules():
+    """At all sizes, not only at those measured; also beyond them."""
+    draft = tuner.Draft("key", SIZES, usual)
+    assert choices(draft.entry()) == [(0, "native"), (700, "staged"), (100_000, "ring")]
+    draft.faster = {512: "tree:2"}  # in one pass alone
+    assert choices(draft.entry()) == [(0, "native"), (700, "staged"), (100_000, "ring")]
+    for sizes in ([0], [8], [1 << 30]):
+        draft = tuner.Draft("key", sizes, lambda nbytes: "native")
+        assert choices(draft.entry()) == [(0, "native")]
+
+
+def test_a_confirmed_choice_holds_around_its_size():
+    draft = tuner.Draft("key", SIZES, usual)
+    draft.confirmed = {64: "tree:2"}
+    found = choices(draft.entry())
+    assert [name for _, name in found] == ["native", "tree:2", "native", "staged", "ring"]
+    assert 8 < found[1][0] <= 64 < found[2][0] <= 512
+    draft.confirmed = {512: "tree:2", 4096: "tree:2", 32768: "linear"}
+    found = choices(draft.entry())
+    assert [name for _, name in found] == ["native", "tree:2", "linear", "staged", "ring"]
+    assert found[3][0] <= 4 * 32768, "one step beyond the largest size the usual choice holds"
+    draft.wrong = {"staged"}
+    assert "staged" not in [name for _, name in choices(draft.entry())]
+
+
+SHIPPED = [(0, "binomial"), (256 << 10, "reduce_scatter_gather")]  # reduce, simulated ranks
+
+
+def tuned(monkeypatch, first, second, looks=(50,)):
+    """Tune reduce at 64 bytes with made-up times: by (name) in the first and the second pass.
+
+    Return what was found, and how many races were run on rank 0.
+    """
+    races, seen = [], {}
+
+    def run(race, names, keep):
+        passes = second if len(names) == 2 else first
+        if race.comm.rank == 0:
+            races.append(list(names))
+        race.entries = [SimpleNamespace(name=n, times=[passes.get(n, 9.0)] * 20) for n in names]
+        for entry in race.entries:
+            entry.wrong = 0
+        return {entry.name: entry.times for entry in race.entries}
+
+    def round_trip(comm):
+        at = seen[comm.rank] = seen.get(comm.rank, -1) + 1
+        return 1e-9 * looks[min(at, len(looks) - 1)]
+
+    monkeypatch.setattr(tuner.Race, "run", run)
+    monkeypatch.setattr(machine, "round_trip", round_trip)
+    settings = TuningSettings(["reduce"], [64], "float32", 20.0)
+    found = run_simulated(2, lambda comm: tune(comm, settings, {}))[0]
+    return found, races
+
+
+def test_a_choice_changes_if_it_is_faster_in_both_passes(monkeypatch):
+    slow = {"binomial": 2.0, "linear": 1.0}
+    found, races = tuned(monkeypatch, slow, slow)
+    (entry,) = found.table.entries.values()
+    assert races[1:] == [["binomial", "linear"]], "the usual choice and the winner, alone"
+    assert entry.at(64).choose == "linear" and (found.faster, found.confirmed) == (1, 1)
+
+
+@pytest.mark.parametrize("binomial", [1.0, 1.02, 0.5])
+def test_a_choice_stays_if_the_second_pass_does_not_confirm(monkeypatch, binomial):
+    found, races = tuned(
+        monkeypatch, {"binomial": 2.0, "linear": 1.0}, {"binomial": binomial, "linear": 1.0}
+    )
+    (entry,) = found.table.entries.values()
+    assert len(races) == 2 and choices(entry) == SHIPPED
+    assert (found.faster, found.confirmed, found.measured) == (1, 0, 1)
+
+
+def test_without_a_faster_one_there_is_no_second_pass(monkeypatch):
+    found, races = tuned(monkeypatch, {"binomial": 1.0, "linear": 1.0}, {})
+    assert len(races) == 1 and found.faster == 0
+
+
+def test_a_race_is_repeated_if_the_machine_changes(monkeypatch):
+    slow = {"binomial": 2.0, "linear": 1.0}
+    found, races = tuned(monkeypatch, slow, slow, looks=[50, 300, 300, 300])
+    assert len(races) == 3 and races[0] == races[1] and found.confirmed == 1
+    # At the second pass it changes each time: not confirmed.
+    found, races = tuned(monkeypatch, slow, slow, looks=[50, 50, *[50, 300] * 3])
+    assert len(races) == 4 and (found.faster, found.confirmed) == (1, 0)
+    # Always in the first pass: the size is left out, and there is no table.
+    found, races = tuned(monkeypatch, slow, slow, looks=[50, 300] * 3)
+    assert len(races) == 3 and not found.table.entries
+    assert (found.measured, found.left_out, found.unsteady) == (0, 1, 1)
+
+
+def test_sizes_left_out_keep_the_usual_choice():
+    """As without a table, also where that changes beyond the sizes that were to be measured."""
+    settings = TuningSettings(["reduce"], [8, 1024, 4096], "float32", 20.0)
+
+    def run(comm):
+        stop = Stop()
+
+        def step(collective, nbytes):
+            stop.wanted = nbytes == 8
+
+        found = tune(comm, settings, {}, step, stopped=stop)
+        (entry,) = found.table.entries.values()
+        return choices(entry)
+
+    assert run_simulated(2, run)[0] == SHIPPED
 
 
 def test_noise_changes_nothing():

@@ -321,7 +321,8 @@ def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
     for collective in ("reduce", "barrier"):
         text = mpidist(
-            "tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", cwd=tmp_path
+            *("tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", "--force"),
+            cwd=tmp_path,
         )
         assert "measured in" in text
     keys = [
@@ -355,10 +356,63 @@ def test_tune_explain_and_verify(tmp_path):
     assert any("measured for 8 to " in candidate["basis"] for candidate in told["candidates"])
 
 
+@pytest.fixture
+def busy_loops():
+    """Keep every core busy."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(loop) for _ in range(os.cpu_count() or 1)]
+    yield
+    for process in loops:
+        process.kill()
+        process.wait()
+
+
+def test_a_busy_machine_is_not_tuned(tmp_path, busy_loops):
+    tuned = ("tune", "reduce", "--bytes", "8", "--budget", "1s", "-o", "t.json")
+    text = mpidist(*tuned, cwd=tmp_path, status=2)
+    assert re.search(r"error: tune: other processes use \d+\.\d of the \d+ cores of ", text), text
+    assert "t.json is not written" in text and text.count("by --force") == 1
+    assert not (tmp_path / "t.json").exists()
+    text = mpidist(*tuned, "--force", cwd=tmp_path)
+    assert "written to t.json" in text and "not to be trusted: other processes use " in text
+    assert json.loads((tmp_path / "t.json").read_text())["about"]["busy"]
+    verify = ("tune", "--verify", "t.json", "--budget", "6s", "--json", "v.json")
+    text = mpidist(*verify, cwd=tmp_path)
+    assert "not to be trusted: other processes use " in text
+    assert json.loads((tmp_path / "v.json").read_text())["header"]["busy"]
+
+
+BECOMES_BUSY = """
+import sys
+from mpidist.bench import machine
+looks = []
+def busy_cores(comm):
+    looks.append(comm.rank)
+    return [("here", 2, 1.9)] if len(looks) > 1 else []
+machine.busy_cores = busy_cores
+sys.argv = ["mpidist", *"tune reduce --bytes 8 --budget 1s -o t.json".split()]
+from mpidist.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("before", [None, "an old table"])
+def test_a_machine_that_becomes_busy_leaves_no_table(tmp_path, before):
+    """What was written meanwhile is taken back; an old table is what it was."""
+    path = tmp_path / "t.json"
+    if before:
+        mpidist("tune", "barrier", "--budget", "1s", "-o", "t.json", "--force", cwd=tmp_path)
+        before = path.read_text()
+    (tmp_path / "busy.py").write_text(BECOMES_BUSY)
+    text = mpidist("busy.py", cwd=tmp_path, status=2)
+    assert "t.json is as it was before" in text and "use 1.9 of the 2 cores of here" in text
+    assert (path.read_text() if path.exists() else None) == before
+
+
 def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s")
+    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s", "--force")
     for how, heads in (
         ("-o", ("collective", "memory", "from this size on")),
         ("--verify", ("floor", "choice")),
@@ -370,7 +424,7 @@ def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
 
 
 def test_tune_without_a_result_or_table(tmp_path):
-    tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json")
+    tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json", "--force")
     text = mpidist(*tuned, "--budget", "0.000001s", ranks=0, cwd=tmp_path, status=1)
     assert "nothing was measured: t.json was not written" in text
     (tmp_path / "t.json").write_text("{broken")
@@ -424,7 +478,7 @@ def test_interrupted_tuner_keeps_its_results(tmp_path):
     path = tmp_path / "t.json"
     start = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--", "mpidist"]
     job = subprocess.Popen(
-        [*start, "tune", "allreduce", "--budget", "60s", "-o", str(path)],
+        [*start, "tune", "allreduce", "--budget", "60s", "--force", "-o", str(path)],
         env=plain(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from tests.support.slurm_cluster import LONG, user_environment
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 ONE_EACH = ("--nodes=2", "--ntasks-per-node=1")
 TESTS = ["tests/communicator/test_split_mpi.py", "tests/engine/test_work_mpi.py", "-q"]
-QUICK = ["barrier", "--bytes", "8"]
+QUICK = ["barrier", "--bytes", "8", "--force"]
 # Options of sbatch, the script, its arguments, and what it must print.  Two cores serve all nodes:
 # one rank on each is enough to cross the link.
 SCRIPTS = {
