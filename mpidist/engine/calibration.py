@@ -366,6 +366,7 @@ def _cache_bytes(ranks: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/c
 
 _TRIPS, _BATCHES = 32, 16  # round trips of a line in a row, and how often the best is sought
 _TRIP_SECONDS = 0.01  # for all batches, where ranks wait for a core
+_WORDS = 16  # from one line of this measurement to the next: neighbours may be fetched together
 _PATIENCE = (2000, 50)  # looks and yields of a wait in compiled code
 _SCHEDULED = 3e-6  # seconds of a round trip that is not a line's, but the scheduler's
 
@@ -453,6 +454,3 @@ class LineTrips:
                 return best / _TRIPS
             best = min(best, _timed([self._batch]))
             batches += 1
-
-
-_WORDS = 16  # from one line of this measurement to the next: neighbours may be fetched together
