@@ -23,10 +23,11 @@ import numpy as np
 from ..calls.prepare import Caller
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
+from ..communicator.layers import try_out
 from ..errors import ConfigError
 from ..measure import low
 from ..operations import find_op
-from ..selection.tuning import PRIVATE, Key, TuningEntry, TuningTable, kind_for
+from ..selection.tuning import AUTO, PRIVATE, Key, TuningEntry, TuningTable, kind_for
 from .candidates import Candidate, memories
 from .cases import Workload
 from .machine import Watch
@@ -183,21 +184,25 @@ Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 
 
 def candidates(
-    comm: Communicator, collective: str, nbytes: int, memory: str
+    comm: Communicator, collective: str, nbytes: int, memory: str, leave_open: bool = False
 ) -> tuple[list[str], str]:
     """Return the names of all candidates that can serve a call, and the choice of "auto".
 
     Trees are in the list twice, with arity 2 and 4 (``tree:2``).  The choice of "auto" may be
     named with its parts (``hierarchical/direct/ring``), and is then one more candidate.  Schedules
-    in symmetric memory are not: the executor "symmetric" runs those that are shipped.
+    in symmetric memory are not: the executor "symmetric" runs those that are shipped.  With
+    `leave_open`, the choice is "auto" itself where the first call tries out several ways.
     """
     chosen, every = comm.explain(collective, nbytes, memory=memory)
+    if chosen.untried:
+        try_out(comm, collective, nbytes)
+        chosen, every = comm.explain(collective, nbytes, memory=memory)
     names: list[str] = []
     for one in every:
         if one.can and one.executor in (one.name, "messages"):
             tree = one.choice is not None and "arity" in one.choice.algorithm.uses
             names += [f"{one.name}:2", f"{one.name}:4"] if tree else [one.name]
-    name = chosen.name
+    name = AUTO if chosen.tried and leave_open else chosen.name
     if f"{name}:2" in names:
         name = f"{name}:2"
     return (names if name in names else [*names, name]), name
@@ -553,7 +558,7 @@ def _first_pass(
         draft = drafts.get((cell.collective, cell.memory))
         if draft is None:
             draft = drafts[cell.collective, cell.memory] = _draft(comm, cell, settings)
-        names, usual = candidates(comm, cell.collective, nbytes, cell.memory)
+        names, usual = candidates(comm, cell.collective, nbytes, cell.memory, leave_open=True)
         raced = steady_race(comm, cell, before.order(names, usual), faster_half(usual), stopped)
         if raced is None:
             found.unsteady += 1
@@ -582,7 +587,7 @@ def _draft(comm: Communicator, cell: Cell, settings: TuningSettings) -> Draft:
     sizes = [0] if collective == "barrier" else sorted({cell.whole(n) for n in settings.sizes})
 
     def usual(nbytes: int) -> str:
-        return candidates(comm, collective, nbytes, memory)[1]
+        return candidates(comm, collective, nbytes, memory, leave_open=True)[1]
 
     return Draft(key_of(comm, collective, memory, settings.dtype), sizes, usual)
 

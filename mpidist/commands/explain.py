@@ -13,7 +13,6 @@ from .console import examples, make_console, make_table, show
 from .options import Bytes, CollectiveName, load_option
 
 if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
     from ..selection.choose import Candidate
     from ..selection.estimates import Calibration
 
@@ -64,14 +63,14 @@ def explain_command(
     shared memory, with the expected time, or the reason why it cannot serve the call.  With
     --device, these are the executors of arrays on a GPU.
 
-    Expected times are those of the tuning table if it has an entry for the call, otherwise those
-    that a first call tries out, which is made, and those of the cost model, whose constants are
-    measured first.  The model has no time for native.  Between nodes it assumes that native takes
-    the time of the best non-hierarchical algorithm.
+    Expected times are those of the tuning table if it has an entry for the call, otherwise those of
+    what a first call tries out, and those of the cost model, both measured first.  The model has no
+    time for native.  Between nodes it assumes that native takes the time of the best
+    non-hierarchical algorithm.
     """
     import mpidist
 
-    from ..communicator.layers import calibrate
+    from ..communicator.layers import calibrate, try_out
 
     if size is not None and nbytes is not None:
         raise click.UsageError("give the size once: as SIZE or as --bytes")
@@ -80,7 +79,7 @@ def explain_command(
     known = calibrate(comm) if comm.size > 1 and device is None else None
     chosen, every = comm.explain(collective, nbytes, op, memory, device=device)
     if chosen.untried:
-        _call(comm, collective, nbytes, op)
+        try_out(comm, collective, nbytes, op)
         chosen, every = comm.explain(collective, nbytes, op, memory)
     if chosen.name not in [candidate.name for candidate in every]:
         every = [replace(chosen, why="the choice, by its full name"), *every]
@@ -125,18 +124,6 @@ def explain_command(
         console.print(f"expected µs: none for 1 rank; for 4: {_example(collective, nbytes)}")
     for basis in dict.fromkeys(candidate.basis for candidate in every if candidate.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
-
-
-def _call(comm: Communicator, collective: str, nbytes: int, op: str) -> None:
-    """Make one call, which tries out what can serve it; collective."""
-    import numpy as np
-
-    from ..schedule.contract import COLLECTIVES
-
-    each = nbytes // 4 // comm.size
-    x = np.zeros(each if collective in ("allgather", "gather") else each * comm.size, np.float32)
-    operation = (op,) if COLLECTIVES[collective].reduces else ()
-    getattr(comm, collective)(x, *operation)
 
 
 def _example(collective: str, nbytes: int) -> str:

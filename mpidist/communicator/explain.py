@@ -29,12 +29,19 @@ def example_call(
     contract = COLLECTIVES[collective]
     parts = place.size if contract.per_rank else 1
     each = nbytes // 4 // parts
-    shape, dtype = (each * parts,), np.dtype(np.float32)
-    data: Any = np.broadcast_to(dtype.type(0), shape)
-    if device is not None:
-        data = DeviceArray(0, shape, dtype, 0, device, None, device.empty)
-    counts = (each,) * parts if contract.per_rank else ()
+    dtype, counts = np.dtype(np.float32), (each,) * parts if contract.per_rank else ()
+
+    def array(blocks: range) -> Any:
+        shape = (each * len(blocks),)
+        if not blocks:
+            return None
+        if device is not None:
+            return DeviceArray(0, shape, dtype, 0, device, None, device.empty)
+        return np.broadcast_to(dtype.type(0), shape)
+
+    where = place.rank, place.size, 0, parts
+    x, out = array(contract.input_blocks(*where)), array(contract.output_blocks(*where))
     if not contract.averages and contract.reduces:
         check_no_mean(collective, op, place)
     what = op if contract.reduces else None
-    return Call(collective, place.rank, place.size, 0, data.dtype, data, data, what, counts, counts)
+    return Call(collective, place.rank, place.size, 0, dtype, x, out, what, counts, counts)

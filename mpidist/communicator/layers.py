@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import InvalidArgument
+from ..operations import find_op
 from ..selection.estimates import Calibration
 from .communicator import Communicator
+from .explain import example_call
 
 
 @contextmanager
@@ -88,6 +90,24 @@ def round_trip(comm: Communicator) -> float | None:
     """
     with comm._door:
         return comm._service.round_trip()
+
+
+def try_out(comm: Communicator, collective: str, nbytes: int, op: str = "sum") -> None:
+    """Try out what can serve a call, as the first one of its size does; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that try, and whose "auto" and ``explain`` use the times.
+    collective : str
+        Name of the collective, of private arrays of float32.
+    nbytes : int
+        Bytes of the whole buffer.
+    op : str
+        Operation, where it reduces.
+    """
+    with comm._door:
+        comm._service.choose(example_call(comm._place, collective, nbytes, find_op(op)), "auto")
 
 
 def learn(comm: Communicator, calibration: Calibration) -> None:

@@ -14,7 +14,7 @@ from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
 from .names import MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
-from .tuning import MEMORIES, PRIVATE, kind_for
+from .tuning import AUTO, MEMORIES, PRIVATE, kind_for
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Candidate:
         choice; empty if none could.
     untried : tuple of str
         Names of the candidates that the first such call will try out, and may choose among.
+    tried : bool
+        Whether it was chosen because the first such call has tried out several.
     executor : str
         Name of the executor that serves the call; only in the answer of ``explain``.
     """
@@ -52,6 +54,7 @@ class Candidate:
     basis: str = ""
     missing: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
+    tried: bool = False
     executor: str = ""
 
 
@@ -216,7 +219,7 @@ class Chooser:
             if len(self._chosen) > 4096:
                 self._chosen.clear()
             in_memory = candidate.choice is not None and candidate.choice.algorithm.memory
-            if algorithm == "auto" or not in_memory:  # by name, others may not be in that memory
+            if algorithm == AUTO or not in_memory:  # by name, others may not be in that memory
                 self._chosen[key] = candidate
         return candidate
 
@@ -324,7 +327,7 @@ class Candidates:
             sizes = f"{format_size(least)} to {format_size(most)}"
             return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
         seconds = (estimates.tried(call) or {}).get(candidate.name)
-        if seconds is not None and memory == PRIVATE:
+        if seconds is not None and memory == PRIVATE and call.nbytes <= TRIED_TO:
             return replace(candidate, seconds=seconds, basis=TRIED)
         choice = candidate.choice
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
@@ -373,9 +376,9 @@ def choose(
     Raises UnknownName, or Unsupported: then the message names those that can serve this call.
     """
     call = candidates.call
-    if call.on_device and algorithm in ("auto", NATIVE):
+    if call.on_device and algorithm in (AUTO, NATIVE):
         return _for_device(candidates, algorithm)
-    if algorithm != "auto":
+    if algorithm != AUTO:
         return candidates.taken(algorithm, _ASKED)
     commutes = call.op is None or call.op.commute
     asked = config.asked(call.collective, candidates.nbytes, call.size, commutes)
@@ -405,7 +408,7 @@ def _for_device(candidates: Candidates, algorithm: str) -> Candidate:
             return candidates.taken(rule.choose, f"shipped rule: {rule}")
         if rule.choose == required:
             break
-    if required and algorithm == "auto":
+    if required and algorithm == AUTO:
         raise Unsupported(f"rank {call.rank}: MPIDIST_GPU={required}: {call.collective}: {reason}")
     raise candidates.unsupported(algorithm, reason)
 
@@ -424,6 +427,8 @@ def _tuned(candidates: Candidates, estimates: Estimates | None) -> tuple[Candida
         return None, without
     rule = entry.at(candidates.nbytes)
     table = f"tuning table {estimates.table.source}"
+    if rule.choose == AUTO:
+        return None, f"the {table} leaves it open"
     try:
         reason = candidates.why_not(rule.choose)
     except UnknownName:
@@ -451,7 +456,9 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
             named = candidates.taken(rule.choose, f"shipped rule: {rule}")
             return replace(named, untried=tuple(ways))
         able = {name: times[name] for name in ways if name in times}
-        return candidates.taken(*estimates.fastest_tried(able, rule.choose))
+        return replace(
+            candidates.taken(*estimates.fastest_tried(call, able, rule.choose)), tried=True
+        )
     fastest, missing = (None, ()) if estimates is None else _predicted(candidates, estimates, rule)
     if fastest is None and rule is not None:
         fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")

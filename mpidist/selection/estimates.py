@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..measure import format_time
+from ..measure import format_size, format_time
 from ..schedule.contract import COLLECTIVES
 from ..schedule.cost import Link, Sharing, cost
 from ..schedule.registry import GENERATION, Choice, Groups
@@ -267,14 +267,15 @@ class Estimates:
         links = " with the measured links" if linked else ""
         return name, f"cost model{links}: {text}{few}"
 
-    def fastest_tried(self, times: Mapping[str, float], prior: str | None) -> tuple[str, str]:
+    def fastest_tried(self, call: Call, times: Mapping[str, float], prior: str) -> tuple[str, str]:
         """Return the name of the way with the lowest measured time, and the reason as text."""
+        what = TRIED if call.nbytes <= TRIED_TO else f"{TRIED}, of {format_size(TRIED_TO)}"
         found = [
             (seconds * TRIED_AHEAD if name == prior else seconds, seconds, name, name)
             for name, seconds in times.items()
         ]
         name, text = _fastest(found)
-        return name, f"{TRIED}: {text}"
+        return name, f"{what}: {text}"
 
     def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
         """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""

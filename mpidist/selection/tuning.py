@@ -25,6 +25,9 @@ MEMORIES = (PRIVATE, SYMMETRIC)
 KINDS = ("any", "float", "half", "int", "bool", "complex")
 """Kinds of dtypes: "any" for collectives that combine nothing, "half" for floats of ≤ 2 bytes."""
 
+AUTO = "auto"
+"""In a table: what the shipped rules or the first call's trial choose."""
+
 Times = Mapping[int, Mapping[str, float]]
 
 
@@ -279,7 +282,7 @@ def _read_key(entry: dict[str, Any], where: str) -> Key:
 
 
 def _check_name(collective: str, candidate: str, where: str) -> None:
-    if candidate in reserved() and candidate != "auto":
+    if candidate == AUTO or candidate in reserved():
         return
     try:
         find(collective, candidate)

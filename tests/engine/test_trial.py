@@ -123,7 +123,8 @@ def test_sizes_share_a_trial_with_the_nearest_power_of_two():
     assert not chosen(call_of(80 << 10), estimates).untried
     assert chosen(call_of(100 << 10), estimates).untried
     estimates.learn_trial(call_of(4 << 20), {"single_copy": 3e-6, "native": 2e-6})
-    assert not chosen(call_of(1 << 30), estimates).untried
+    longer = chosen(call_of(1 << 30), estimates)
+    assert not longer.untried and longer.why.startswith("measured, in this job, of 4M: native")
     floats = np.broadcast_to(np.zeros(1, "float32"), (16 << 10,))
     for other in (call_of(0, x=floats), call_of(64 << 10, "broadcast", None)):
         assert chosen(other, estimates).untried
@@ -177,3 +178,16 @@ def test_several_nodes_keep_their_rules():
     groups = ((0,), (1,))
     found = chosen(call_of(64 << 10), estimates_of(groups), means_of(groups, staged="two nodes"))
     assert not found.untried
+
+
+def test_a_table_may_leave_a_call_open():
+    key = Key("Open MPI 5", (2,), "int", "allreduce", "private")
+    entry = TuningEntry.from_points(key, {1024: "native", 65536: "auto"}, {1024: {"native": 1e-6}})
+    estimates = estimates_of(tuning=TuningTable([entry], source="t.json"))
+    found = chosen(call_of(64 << 10), estimates)
+    assert found.untried == WAYS
+    assert found.why.endswith("; the tuning table t.json leaves it open")
+    estimates.learn_trial(call_of(64 << 10), {"staged": 3e-6, "native": 2e-6})
+    found = chosen(call_of(64 << 10), estimates)
+    assert (found.name, found.tried) == ("native", True)
+    assert chosen(call_of(512), estimates).why == "tuning table t.json: native below 8 KiB"

@@ -109,7 +109,7 @@ def document(**changes):
         ({"mpidist_tuning": 1, "entries": [3]}, "entry 0 is 3: .* object"),
         (document(choose=[{"from": 0, "algorithm": "rign"}]), "entry 0: .*did you mean 'ring'"),
         (document(choose=[{"from": 0, "algorithm": "ring:4"}]), "entry 0: .*ring has no arity"),
-        (document(choose=[{"from": 0, "algorithm": "auto"}]), "entry 0: .*'auto'"),
+        (document(choose=[{"from": 0, "algorithm": "autoo"}]), "entry 0: .*auto"),
         (
             document(choose=[{"from": 8, "algorithm": "ring"}]),
             r"'choose' .*\[8\]: expected 0",
