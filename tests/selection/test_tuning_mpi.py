@@ -97,9 +97,9 @@ def test_table_of_other_ranks(comm, made, caplog):
         for k, e in other.entries.items()
     ]
     with caplog.at_level(logging.WARNING, "mpidist"):
-        tuned = made(tuning=TuningTable(entries, source="t.json"))
+        tuned = made(tuning=TuningTable(entries, source="t.json"), calibrate=False)
         tuned.split(0).free()
-    assert names(tuned) == names(comm)
+    assert names(tuned) == names(made(calibrate=False))
     assert "it is for" in tuned.explain("allreduce", 8)[0].why
     assert len(caplog.records) == (comm.rank == 0)
 
