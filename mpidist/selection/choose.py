@@ -219,7 +219,9 @@ class Chooser:
             if len(self._chosen) > 4096:
                 self._chosen.clear()
             in_memory = candidate.choice is not None and candidate.choice.algorithm.memory
-            if algorithm == AUTO or not in_memory:  # by name, others may not be in that memory
+            if algorithm != AUTO and in_memory:  # by name, others may not be in that memory
+                return candidate
+            if background or not candidate.untried:  # else the call that follows may try
                 self._chosen[key] = candidate
         return candidate
 
@@ -472,7 +474,8 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
 
     On one node with a core for each rank, where the MPI library is a rival, of private arrays of
     which the rules were measured elsewhere: what stands for a call of some bytes on one machine is
-    half as fast as another on the next.  In symmetric memory nothing else comes near.
+    half as fast as another on the next.  In symmetric memory nothing else comes near; where the
+    rules name something else even there, its arrays are tried as private ones, alike on all ranks.
     """
     call = candidates.call
     if (
@@ -487,7 +490,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     ):
         return ()
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
-    ways = [name for name in names if candidates.can(name)]
+    ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.
     known = any(one.name == PUBLISHED for one in algorithms(call.collective, one_sided=True))
     if known and SINGLE_COPY not in ways and candidates.can(PUBLISHED):

@@ -174,6 +174,15 @@ def test_what_the_user_asks_for_is_not_tried():
     assert not chosen(call, estimates_of(tuning=TuningTable([entry]))).untried
 
 
+def test_symmetric_arrays_are_not_tried_where_the_rules_name_another_way():
+    means = means_of(symmetric=None, single_copy="moves data only")
+    for nbytes, untried in ((20 << 10, ("staged", "native", "published")), (40 << 10, ())):
+        call = call_of(nbytes, "gather", None)
+        call.counts = call.out_counts = (nbytes // 2,) * 2
+        means = replace(means, cannot_run=lambda choice: None)
+        assert chosen(call, estimates_of(), means).untried == untried
+
+
 def test_several_nodes_keep_their_rules():
     groups = ((0,), (1,))
     found = chosen(call_of(64 << 10), estimates_of(groups), means_of(groups, staged="two nodes"))

@@ -60,6 +60,27 @@ def test_first_calls_choose_alike_and_are_right(comm, made, collective):
     assert found.seconds == times[found.name] and "native" in times and len(times) > 1
 
 
+@pytest.mark.parametrize("own", ["all", "root", "none"])
+def test_short_gathers_of_symmetric_arrays_try_private_ones(comm, made, own):
+    tried, each = made(), (20 << 10) // 8 // comm.size
+    whole = {"all": (True, True), "root": (comm.rank == 0, comm.rank == 0), "none": (False, True)}
+    symmetric = tried.empty(each), tried.empty(each * comm.size)
+    x, out = (
+        mine if is_own else np.empty_like(mine) for mine, is_own in zip(symmetric, whole[own])
+    )
+    for _ in range(3):
+        x[...], out[...] = comm.rank, -1
+        tried.gather(x, out=out if comm.rank == 0 else None)
+        assert comm.rank or (out == np.repeat(range(comm.size), each)).all()
+
+
+def test_calls_that_are_compared_first_are_tried_too(made):
+    tried = made()
+    tried._debug = True
+    tried.allreduce(np.ones(COUNT))
+    assert tried.explain("allreduce", 8 * COUNT)[0].why.startswith("measured, in this job: ")
+
+
 def test_explain_says_what_will_be_tried(made):
     tried = made()
     found, _ = tried.explain("allreduce", 1 << 16)
