@@ -26,7 +26,7 @@ from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
-from .trial import example_of, least, times_of, turns_of
+from .trial import least, shortened, times_of, turns_of
 
 
 class Service:
@@ -160,15 +160,21 @@ class Service:
 
     def _try_out(self, call: Call, names: Sequence[str]) -> None:
         """Measure several ways to serve a call, on arrays of its kind; collective."""
-        own, sequencer, estimates = example_of(call), self.sequencer, self.chooser.estimates
+        own, sequencer, estimates = shortened(call), self.sequencer, self.chooser.estimates
         assert estimates is not None
-        purpose = f"{call.signature}, tried out"
-        ways = {}
+        own, ways = with_own_arrays(own), {}
         for name in names:
-            executor, chosen = self.choose(own, name)
-            operation = f"{purpose} {self.describe(own, executor, chosen)}"
+            executor, chosen = self.choose(call, name)
+            operation = f"{call.signature} by {name}, tried out"
             ways[name] = repeated(sequencer, own, executor, chosen, operation)
-        mine = times_of(own, ways, turns_of(own.nbytes))
+        purpose = f"{call.signature}, tried out"
+        try:
+            mine = times_of(own, ways, turns_of(own.nbytes))
+        except BaseException as error:
+            if sequencer.broken is not None:
+                raise
+            # As by Ctrl-C between two turns: the other ranks are in the next one.
+            raise sequencer.broke(error, purpose, sequencer.sequence) from error.__cause__
         times = least(np.array(sequencer.set_up(purpose, lambda: sequencer.everyone(mine))))
         estimates.learn_trial(call, dict(zip(ways, times)))
 

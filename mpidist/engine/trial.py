@@ -18,34 +18,35 @@ import numpy as np
 from ..calls.call import Call
 from ..selection.estimates import TRIED_TO
 from .programs import Bound
-from .repeated import with_own_arrays
 
 _BYTES = 10 << 20  # of all turns of one way together
 _LEAST, _MOST = 5, 10  # turns
 _ROW = 5  # turns of one way in a row, as in a program: by then both of its slots are in the caches
 
 
-def example_of(call: Call) -> Call:
-    """Return a call like `call` with arrays of its own, of at most 4 MiB: longer ones are alike.
-
-    To try out a gigabyte would take seconds, and memory that the program needs.
-    """
-    most = TRIED_TO // max(call.dtype.itemsize, 1)
-    if call.count <= most or not call.even:
-        return with_own_arrays(call)
-    part = most // call.size
-    counts = (part,) * len(call.counts)
-    sizes = {call.count: part * call.size, call.count // call.size: part}
-    x, out = (
-        None if data is None else np.empty(sizes[data.size], call.dtype)
-        for data in (call.x, call.out)
-    )
-    return with_own_arrays(replace(call, x=x, out=out, counts=counts, out_counts=counts))
-
-
 def turns_of(nbytes: int) -> int:
     """Return how often each way is tried, for a call of `nbytes`."""
     return min(_MOST, max(_LEAST, _BYTES // max(nbytes, 1))) // _ROW * _ROW
+
+
+def shortened(call: Call) -> Call:
+    """Return a call like `call`, of at most TRIED_TO bytes; shorter arrays have no memory."""
+    if call.nbytes <= TRIED_TO:
+        return call
+
+    def fewer(count: int) -> int:
+        return count * TRIED_TO // call.nbytes
+
+    counts, out_counts = tuple(map(fewer, call.counts)), tuple(map(fewer, call.out_counts))
+    whole = sum(counts) if counts else fewer(call.count)
+
+    def like(data: np.ndarray | None) -> np.ndarray | None:
+        if data is None:
+            return None
+        size = whole if data.size == call.count else counts[call.rank]
+        return np.broadcast_to(np.zeros((), call.dtype), (size,))
+
+    return replace(call, x=like(call.x), out=like(call.out), counts=counts, out_counts=out_counts)
 
 
 def times_of(call: Call, ways: Mapping[str, Bound], turns: int) -> np.ndarray:
@@ -54,6 +55,8 @@ def times_of(call: Call, ways: Mapping[str, Bound], turns: int) -> np.ndarray:
     `ways` are bound to the arrays of `call`.
     """
     x, out = call.x, call.out if call.out is not None else call.x
+    # Zeros are a value of every dtype, also where no number is: of "V8".
+    written = None if x is None else x.view(np.uint8)
     words = None if out is None else out.view(np.uint8)[: out.nbytes // 8 * 8].view(np.uint64)
     times = np.zeros((turns, len(ways)))
     for first in range(0, turns, _ROW):
@@ -61,8 +64,8 @@ def times_of(call: Call, ways: Mapping[str, Bound], turns: int) -> np.ndarray:
             assert way.within is not None
             for turn in range(first, first + _ROW):
                 begun = perf_counter()
-                if x is not None:
-                    x.fill(turn)
+                if written is not None:
+                    written.fill(0)
                 way.within()
                 if words is not None:
                     np.bitwise_or.reduce(words)

@@ -484,7 +484,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
         or place.nodes > 1
         or place.crowded
         or not place.native
-        or (not call.even and (call.uneven_alltoall or candidates.nbytes > TRIED_TO))
+        or call.uneven_alltoall
         or (call.op is not None and not call.op.builtin)
         or rule.choose == SYMMETRIC
     ):

@@ -1,6 +1,7 @@
 """What is measured when ways are tried out, and what is chosen by it."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpidist.operations import OPS, find_op
 from mpidist.schedule.registry import find
 from mpidist.selection.choose import Candidates, Means, choose
 from mpidist.selection.config import CollectiveConfig
-from mpidist.selection.estimates import Calibration, Estimates
+from mpidist.selection.estimates import TRIED_TO, Calibration, Estimates
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable
 
 ONE_NODE = ((0, 1),)
@@ -56,42 +57,40 @@ def test_long_calls_are_tried_less_often():
 
 
 def test_each_way_is_served_in_rows_and_on_new_input():
-    x, seen = np.zeros(5), []
-    ways = {
-        name: SimpleNamespace(within=lambda name=name: seen.append((name, *set(x.tolist()))))
-        for name in ("one", "two")
-    }
+    x, seen = np.ones(5), []
+
+    def within(name):
+        seen.append((name, *x.tolist()))
+        x.fill(1)
+
+    ways = {name: SimpleNamespace(within=partial(within, name)) for name in ("one", "two")}
     times = trial.times_of(call_of(40, x=x, out=np.zeros(5)), ways, 10)
-    rows = (("one", 0), ("two", 0), ("one", 5), ("two", 5))
-    assert seen == [(name, float(first + k)) for name, first in rows for k in range(5)]
+    rows = [*["one"] * 5, *["two"] * 5] * 2
+    assert seen == [(name, 0, 0, 0, 0, 0) for name in rows]
     assert times.shape == (10, 2) and (times > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("collective", "x", "out", "counts"),
-    [
-        ("allreduce", 10, 10, ()),
-        ("reduce", 10, None, ()),
-        ("allgather", 5, 10, (5, 5)),
-        ("gather", 5, None, (5, 5)),
-        ("reduce_scatter", 10, 5, (5, 5)),
-        ("scatter", None, 5, (5, 5)),
-        ("alltoall", 10, 10, (5, 5)),
-    ],
-)
-def test_long_calls_are_tried_with_shorter_arrays(collective, x, out, counts):
-    made, mib = [], 1 << 20
-    for scale in (mib // 8, mib):  # 1.25 and 10 MiB of uint8
-        arrays = [n and np.broadcast_to(np.zeros(1, "uint8"), (n * scale,)) for n in (x, out)]
-        counted = tuple(n * scale for n in counts)
-        op = OPS["sum"] if "reduce" in collective else None
-        call = Call(collective, 1, 2, 0, np.dtype("uint8"), *arrays, op, counted, counted)
-        own = trial.example_of(call)
-        made.append(own.nbytes)
-        for mine, given in ((own.x, call.x), (own.out, call.out)):
-            assert (mine is None) == (given is None)
-            assert mine is None or mine.size * call.count == given.size * own.count
-    assert made == [call.nbytes // 8, 4 * mib]
+def sizes(call):
+    return [None if data is None else data.size for data in (call.x, call.out)]
+
+
+def test_long_calls_are_tried_on_shorter_arrays():
+    most = TRIED_TO // 8
+    floats = np.broadcast_to(np.zeros(1), (4 * most,))
+    call = trial.shortened(call_of(0, x=floats))
+    assert sizes(call) == [most, most] and call.nbytes == TRIED_TO
+    short = call_of(0, x=floats[:most])
+    assert trial.shortened(short) is short
+    counts = (most, 3 * most)
+    for rank, root in ((0, 0), (0, 1), (1, 1)):
+        part, whole = floats[: counts[rank]], floats if rank == root else None
+        for collective, x, out in (("gather", part, whole), ("scatter", whole, part)):
+            arguments = (collective, rank, 2, root, floats.dtype, x, out, None, counts, counts)
+            long = Call(*arguments, even=False)
+            call = trial.shortened(long)
+            assert call.counts == call.out_counts == (most // 4, 3 * most // 4), collective
+            fewer = [None if size is None else size // 4 for size in sizes(long)]
+            assert sizes(call) == fewer and call.nbytes == TRIED_TO
 
 
 def test_the_first_call_of_a_size_tries_what_can_serve_it():
@@ -146,7 +145,6 @@ def test_a_way_that_cannot_serve_is_not_taken():
         (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
         (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
         (call_of(64 << 10), {"crowded": True}, {}),
-        (replace(call_of(5 << 20), even=False), {}, {}),
         (call_of(64 << 10), {}, {"calibrates": False}),
     ],
     ids=[

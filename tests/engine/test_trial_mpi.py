@@ -8,6 +8,8 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken
+from mpidist.engine import service
+from mpidist.selection.estimates import TRIED_TO
 
 pytestmark = pytest.mark.mpi(min_size=2)
 COUNT = 8 << 10  # of float64: 64 KiB
@@ -60,6 +62,15 @@ def test_first_calls_choose_alike_and_are_right(comm, made, collective):
     assert found.seconds == times[found.name] and "native" in times and len(times) > 1
 
 
+@pytest.mark.parametrize(
+    "dtype", ["V8", "S8", "bool", "M8[s]", [("a", "i4"), ("b", "f8")]], ids=str
+)
+def test_every_dtype_is_tried(comm, made, dtype):
+    tried, x = made(), np.zeros(4 * COUNT, dtype)
+    found = tried.broadcast(x if comm.rank == 0 else np.empty_like(x))
+    assert found.tobytes() == x.tobytes() and tried._service.chooser.estimates._trials
+
+
 @pytest.mark.parametrize("own", ["all", "root", "none"])
 def test_short_gathers_of_symmetric_arrays_try_private_ones(comm, made, own):
     tried, each = made(), (20 << 10) // 8 // comm.size
@@ -74,11 +85,36 @@ def test_short_gathers_of_symmetric_arrays_try_private_ones(comm, made, own):
         assert comm.rank or (out == np.repeat(range(comm.size), each)).all()
 
 
+def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
+    tried, seen = made(), []
+    real = service.times_of
+    spy = lambda call, *more: seen.append(call.nbytes) or real(call, *more)  # noqa: E731
+    monkeypatch.setattr(service, "times_of", spy)
+    counts = [0, 3 << 20, *(1 << 18 for _ in range(2, comm.size))]
+    for _ in range(2):
+        found = tried.allgather(np.full(counts[comm.rank], comm.rank), counts=counts)
+        assert (found == np.repeat(range(comm.size), counts)).all()
+    assert len(seen) == 1 and 0 < seen[0] <= TRIED_TO
+
+
 def test_calls_that_are_compared_first_are_tried_too(made):
     tried = made()
     tried._debug = True
     tried.allreduce(np.ones(COUNT))
     assert tried.explain("allreduce", 8 * COUNT)[0].why.startswith("measured, in this job: ")
+
+
+def test_an_interrupt_between_turns_ends_the_communicator(comm, made, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    tried = made()
+    monkeypatch.setattr(service, "times_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tried.allreduce(np.ones(COUNT))
+    with pytest.raises(CommunicatorBroken, match="broken since allreduce.* tried out"):
+        tried.allreduce(np.ones(COUNT))
+    comm.barrier()
 
 
 def test_explain_says_what_will_be_tried(made):
