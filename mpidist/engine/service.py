@@ -11,6 +11,7 @@ from ..backends.base import Backend
 from ..backends.executor import ONCE, Executor, Use
 from ..calls.call import Call
 from ..calls.prepare import Prepared
+from ..errors import Unsupported
 from ..selection.choose import Candidate, Chooser
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
@@ -164,7 +165,10 @@ class Service:
         assert estimates is not None
         own, ways = with_own_arrays(own), {}
         for name in names:
-            executor, chosen = self.choose(call, name)
+            try:
+                executor, chosen = self.choose(call, name)
+            except Unsupported:  # it could not be made ready, on all ranks
+                continue
             operation = f"{call.signature} by {name}, tried out"
             ways[name] = repeated(sequencer, own, executor, chosen, operation)
         purpose = f"{call.signature}, tried out"

@@ -1,6 +1,7 @@
 """Ways to serve a call, tried out by real ranks: once, alike on all, and with errors as usual."""
 
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -115,6 +116,25 @@ def test_an_interrupt_between_turns_ends_the_communicator(comm, made, monkeypatc
     with pytest.raises(CommunicatorBroken, match="broken since allreduce.* tried out"):
         tried.allreduce(np.ones(COUNT))
     comm.barrier()
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast"])
+@pytest.mark.parametrize("missing", ["single_copy", "staged", "staged single_copy"])
+def test_a_way_that_cannot_be_made_ready_is_left_out(made, monkeypatch, collective, missing):
+    def fail(executor):
+        executor.ready, executor._reason = True, "not here"
+
+    tried = made()
+    for executor in tried._service.executors:
+        if executor.name in missing:
+            monkeypatch.setattr(executor, "make_ready", partial(fail, executor))
+    for _ in range(3):
+        result, expected = CALLS[collective](tried, np.ones(COUNT))
+        assert (result == expected).all()
+    (times,) = tried._service.chooser.estimates._trials.values()
+    copies = "single_copy" if collective == "allreduce" else "published"
+    left = {"staged": "staged", "single_copy": copies}
+    assert times.keys() == {"native", *(left[name] for name in left if name not in missing)}
 
 
 def test_explain_says_what_will_be_tried(made):
