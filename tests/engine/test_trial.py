@@ -154,7 +154,6 @@ def test_a_way_that_cannot_serve_is_not_taken():
         "no rival",
         "alone",
         "crowded",
-        "uneven and long",
         "turned off",
     ],
 )
