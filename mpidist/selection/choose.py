@@ -215,6 +215,7 @@ class Chooser:
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if candidate.untried and try_out is not None:
                 try_out(call, candidate.untried)
+                candidates = Candidates(call, self.means(call, algorithm, background))
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
                 self._chosen.clear()
@@ -328,7 +329,7 @@ class Candidates:
                 return candidate
             sizes = f"{format_size(least)} to {format_size(most)}"
             return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
-        seconds = (estimates.tried(call) or {}).get(candidate.name)
+        seconds = estimates.tried(call).get(candidate.name)
         if seconds is not None and memory == PRIVATE and call.nbytes <= TRIED_TO:
             return replace(candidate, seconds=seconds, basis=TRIED)
         choice = candidate.choice
@@ -454,13 +455,13 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     ways = () if estimates is None or rule is None else _ways(candidates, estimates, rule, place)
     if estimates is not None and rule is not None and len(ways) > 1:
         times = estimates.tried(call)
-        if times is None:
+        untried = tuple([name for name in ways if name not in times])
+        if untried:
             named = candidates.taken(rule.choose, f"shipped rule: {rule}")
-            return replace(named, untried=tuple(ways))
-        able = {name: times[name] for name in ways if name in times}
-        return replace(
-            candidates.taken(*estimates.fastest_tried(call, able, rule.choose)), tried=True
-        )
+            return replace(named, untried=untried)
+        able = {name: times[name] for name in ways}
+        fastest = candidates.taken(*estimates.fastest_tried(call, able, rule.choose))
+        return replace(fastest, tried=True)
     fastest, missing = (None, ()) if estimates is None else _predicted(candidates, estimates, rule)
     if fastest is None and rule is not None:
         fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")

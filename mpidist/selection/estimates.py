@@ -183,13 +183,16 @@ class Estimates:
 
     # -- what was tried out ---------------------------------------------------------------------
 
-    def tried(self, call: Call) -> dict[str, float] | None:
-        """Return the measured seconds of each way to serve calls like this one; None if unknown."""
-        return self._trials.get(_alike(call))
+    def tried(self, call: Call) -> dict[str, float]:
+        """Return the measured seconds of each way to serve calls like this one, if known."""
+        return self._trials.get(_alike(call), {})
 
     def learn_trial(self, call: Call, times: dict[str, float]) -> None:
-        """Keep the measured seconds of each way to serve calls like this one."""
-        self._trials[_alike(call)] = times
+        """Keep the measured seconds of further ways to serve calls like this one.
+
+        What is known stays, so that no choice made by it changes.
+        """
+        self._trials[_alike(call)] = times | self.tried(call)
 
     @property
     def uncalibrated(self) -> bool:

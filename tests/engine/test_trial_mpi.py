@@ -98,6 +98,16 @@ def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
     assert len(seen) == 1 and 0 < seen[0] <= TRIED_TO
 
 
+def test_slots_are_tried_by_the_first_call_that_fits(made):
+    tried, x = made(), np.ones(5 << 16)
+    tried.allreduce(x)
+    (times,) = tried._service.chooser.estimates._trials.values()
+    assert "staged" not in times
+    tried.allreduce(x[: 3 << 16])
+    (more,) = tried._service.chooser.estimates._trials.values()
+    assert more.keys() - times.keys() == {"staged"} and more.items() >= times.items()
+
+
 def test_calls_that_are_compared_first_are_tried_too(made):
     tried = made()
     tried._debug = True
