@@ -31,7 +31,9 @@ from .one_sided import Binding
 from .reach import Far, PieceScratch
 from .schedules import ScheduleExecutor
 
-_NOTES = {"in": 0, "out": 1, "tmp": 2, REST: 3}  # a rank's notes: addresses of its arrays
+# A rank's notes: addresses of its arrays.  Not note 0, of :mod:`.rooted`, which a root still reads
+# when the other ranks have begun the next call.
+_NOTES = {"in": 1, "out": 2, "tmp": 3, REST: 4}
 _SHIPPED = ("allreduce", "reduce", "reduce_scatter")
 
 

@@ -1,12 +1,14 @@
 """Private arrays that the ranks read in each other's memory: the results, and bits, of messages."""
 
 import os
+import time
 
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.backends import process_memory
+from mpidist.engine import rooted
 
 pytestmark = pytest.mark.one_node
 
@@ -171,3 +173,28 @@ def test_an_address_of_nothing_is_an_error(reached):
         memory.read(peer, 8, mine.ctypes.data, mine.nbytes)
     assert (mine == 7).all()
     reached.barrier()
+
+
+@pytest.mark.parametrize("collective", ["reduce", "gather"])
+def test_ranks_that_are_ahead_do_not_change_what_the_root_still_reads(
+    reached, monkeypatch, collective
+):
+    """The notes of a single copy are no flags that the root of the call before it must serve."""
+    comm = reached
+
+    class Late(rooted.ConditionalAction):
+        def __call__(self):
+            if comm.rank == 0:
+                time.sleep(0.1)
+            return super().__call__()
+
+    monkeypatch.setattr(rooted, "ConditionalAction", Late)
+    count, root = 1 << 15, comm.rank == 0
+    x, out, private = comm.empty(count), comm.empty(count * comm.size), np.ones(count)
+    x[...], out[...] = comm.rank + 1, -1
+    out = out if collective == "gather" else out[:count]
+    result = getattr(comm, collective)(x, out=out if root else None, algorithm="symmetric")
+    comm.allreduce(private, **WAY)
+    ranks = np.arange(1, comm.size + 1)
+    expected = np.repeat(ranks, count) if collective == "gather" else ranks.sum()
+    assert not root or (result == expected).all()
