@@ -21,7 +21,7 @@ class ConditionalAction:
     """An action that may be skipped while given words of shared memory have their expected values.
 
     The words are notes, which a rank writes for the others in
-    :class:`~mpidist.shared_memory.barrier.BarrierLines`, in slot 0, which is for blocking calls.
+    :class:`~mpidist.shared_memory.barrier.BarrierLines`, in bank 0, which is for blocking calls.
     """
 
     __slots__ = ("words", "indices", "expected", "action", "__weakref__")
