@@ -460,8 +460,8 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
             named = candidates.taken(rule.choose, f"shipped rule: {rule}")
             return replace(named, untried=untried)
         able = {name: times[name] for name in ways}
-        fastest = candidates.taken(*estimates.fastest_tried(call, able, rule.choose))
-        return replace(fastest, tried=True)
+        best = candidates.taken(*estimates.fastest_tried(call, able, rule.choose))
+        return replace(best, tried=True)
     fastest, missing = (None, ()) if estimates is None else _predicted(candidates, estimates, rule)
     if fastest is None and rule is not None:
         fastest = candidates.taken(rule.choose, f"shipped rule: {rule}")
