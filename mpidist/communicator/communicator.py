@@ -49,7 +49,6 @@ from .tracing import Traced, Tracing
 DEBUG = "MPIDIST_DEBUG"
 P = ParamSpec("P")
 _NOTHING = np.empty(0, np.uint8)  # the data of a barrier
-_EXCHANGING = frozenset(("scatter", "alltoall"))  # collectives that may exchange shapes first
 
 
 def begun(
@@ -1427,17 +1426,33 @@ class Communicator:
         return {"calibrate": estimates.calibration or estimates.calibrates}
 
     def _run(
-        self, collective: str, algorithm: str, key: tuple | None, x: Any, out: Any, **arguments: Any
+        self,
+        collective: str,
+        algorithm: str,
+        key: tuple | None,
+        x: Any,
+        out: Any,
+        op: Any = None,
+        commute: bool | None = None,
+        root: Any = 0,
+        counts: Any = None,
     ) -> Any:
-        """Serve a collective, blocking; the arguments are those of :func:`prepare`."""
+        """Serve a collective, blocking; the arguments are those of :func:`prepare`.
+
+        They are listed, for a dict of them would take a twentieth of a short call.
+        """
         with self._door:
             if self._debug:
                 key = None  # the ranks agree on every call first
+                arguments = {"op": op, "commute": commute, "root": root, "counts": counts}
                 prepared = self._compared(collective, algorithm, False, x, out, arguments)
-            elif collective in _EXCHANGING:
-                prepared = self._prepare(collective, x, out, arguments)
+            elif collective == "scatter":
+                prepared = self._scattering(x, out, root, counts)
+            elif collective == "alltoall":
+                prepared = self._exchanging(x, out, counts)
             else:
-                prepared = prepare(collective, self._place, x, out, **arguments)
+                place = self._place
+                prepared = prepare(collective, place, x, out, op, commute, root=root, counts=counts)
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.signature)
             return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
@@ -1459,9 +1474,9 @@ class Communicator:
     def _prepare(self, collective: str, x: Any, out: Any, arguments: dict[str, Any]) -> Prepared:
         """Return the call of these arguments; scatter and alltoall may exchange shapes first."""
         if collective == "scatter":
-            return self._scattering(x, out, **arguments)
+            return self._scattering(x, out, arguments["root"], arguments["counts"])
         if collective == "alltoall":
-            return self._exchanging(x, out, **arguments)
+            return self._exchanging(x, out, arguments["counts"])
         return prepare(collective, self._place, x, out, **arguments)
 
     def _compared(

@@ -146,8 +146,7 @@ class Service:
         background call does not: its ranks do not wait for each other.
         """
         chooser = self.chooser
-        measure = (None, None) if background else (self.calibrate, self._try_out)
-        chosen = chooser.choose(call, algorithm, background, *measure)
+        chosen = chooser.choose(call, algorithm, background, None if background else self)
         executor = chooser.executor(chosen, call, background)
         while not executor.ready:
             # Not the call's text alone: a rank that calls the library announces the same.
@@ -159,7 +158,7 @@ class Service:
             self.note(served_by(call, executor, chosen))
         return executor, chosen
 
-    def _try_out(self, call: Call, names: Sequence[str]) -> None:
+    def try_out(self, call: Call, names: Sequence[str]) -> None:
         """Measure several ways to serve a call, on arrays of its kind; collective."""
         own, sequencer, estimates = shortened(call), self.sequencer, self.chooser.estimates
         assert estimates is not None

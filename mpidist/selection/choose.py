@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
@@ -107,6 +108,16 @@ class Means:
     required: str = ""
 
 
+class Measures(Protocol):
+    """What a communicator measures for its choices."""
+
+    def calibrate(self, operation: str) -> object:
+        """Measure the constants of the cost model, for the call of that text."""
+
+    def try_out(self, call: Call, names: Sequence[str]) -> object:
+        """Measure the time of a call in several ways."""
+
+
 class _Listed:
     """The executors of one kind of arrays, by what the Chooser asks for."""
 
@@ -174,14 +185,12 @@ class Chooser:
         call: Call,
         algorithm: str,
         background: bool = False,
-        calibrate: Callable[[str], object] | None = None,
-        try_out: Callable[[Call, Sequence[str]], object] | None = None,
+        measures: Measures | None = None,
     ) -> Candidate:
         """Return the candidate for a call, from the cache or by :func:`choose`.
 
         It is equal on all ranks, because it depends only on facts that they share.
-        ``calibrate(text)`` measures the missing constants of the cost model for the call of `text`,
-        ``try_out(call, names)`` the time of the call in several ways.
+        With `measures`, what the choice needs to know is measured first; collective.
         """
         if not isinstance(algorithm, str):
             known = [a.name for a in algorithms(call.collective)]
@@ -210,11 +219,11 @@ class Chooser:
         if candidate is None:
             candidates = Candidates(call, self.means(call, algorithm, background))
             candidate = choose(candidates, algorithm, self.config, self.estimates)
-            if candidate.missing and calibrate is not None:
-                calibrate(call.signature)  # drops all choices made without the constants
+            if candidate.missing and measures is not None:
+                measures.calibrate(call.signature)  # drops all choices made without the constants
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
-            if candidate.untried and try_out is not None:
-                try_out(call, candidate.untried)
+            if candidate.untried and measures is not None:
+                measures.try_out(call, candidate.untried)
                 candidates = Candidates(call, self.means(call, algorithm, background))
                 candidate = choose(candidates, algorithm, self.config, self.estimates)
             if len(self._chosen) > 4096:
