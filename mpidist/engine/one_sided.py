@@ -33,9 +33,7 @@ from .reach import Far, Noted, PieceScratch
 from .storage import HostMemory, MessageScratch, Piece
 
 _LEAST_PIECE = 64 << 10  # bytes of a piece of another process's array
-_PUSHED_PIECE = (
-    64 << 10
-)  # bytes that are combined, and copied from the cache to other ranks' arrays
+_PUSHED_PIECE = 64 << 10  # bytes combined at a time, and copied to others' arrays from the cache
 
 
 class _Pieces(HostMemory):
@@ -110,6 +108,8 @@ class Binding:
         self._heap, self._tags, self._in_place = heap, tags, in_place
         self._streams, self._aside, self._closes = streams, aside, closes
         self._op, self._divisor, self._dtype = call.op, divisor(call), call.dtype
+        # A Fold of some ranks only is not the whole sum: a mean is divided in the end then.
+        self._folded_by = self._divisor if plan.phases.complete else 0
         self._rank = call.rank
         self._nbytes = call.nbytes if call.out is None else call.out.nbytes
         self._fetched_by_others = (*plan.slots, *plan.scratch)
@@ -177,7 +177,8 @@ class Binding:
     def _before(self) -> list[Action]:
         """Return the actions of the phase before the first meeting.
 
-        Others are about to read what it stores, which should be in the cache.
+        Others are about to read what it stores, which should be in the cache, unless storing there
+        is what takes long: then deposits go past it.
         """
         streaming, self._may_stream = self._may_stream, False
         actions = self.actions(self.layout.steps[0])
@@ -231,12 +232,11 @@ class Binding:
         # In place, what is to be overwritten has just been read and is in the cache.
         streamed = self._streams and not self._in_place and self._is_long()
         if not streamed and not self._in_place and outs[0].nbytes >= LEAST_DEPOSIT:
-            shared = [to for to, out in zip(targets, outs) if self._read_before(to)]
+            shared = [to for to in targets if self._read_before(to)]
             if shared:
                 kept = [self._view(to) for to in targets if to not in shared]
                 return self._combined(inputs, ranks, kept, [*map(self._view, shared)])
-        by = self._divisor if self.plan.phases.complete else 0
-        return fold_in_order(self._op, inputs, ranks, outs, by, streamed=streamed)
+        return fold_in_order(self._op, inputs, ranks, outs, self._folded_by, streamed=streamed)
 
     def _combined(
         self,
@@ -250,15 +250,15 @@ class Binding:
         A sum stored where others have read before took 2.5 times as long in far cores (256 KiB).
         """
         assert self._op is not None
-        by = self._divisor if self.plan.phases.complete else 0
-        whole, scratch, actions = inputs[0], None, list[Action]()
-        for part in pieces_of(whole.size, whole.itemsize, _PUSHED_PIECE):
-            if kept:
-                results = [out[part] for out in kept]
-            else:
-                scratch = np.empty(part.stop, self._dtype) if scratch is None else scratch
-                results = [scratch[: part.stop - part.start]]
-            actions += fold_in_order(self._op, [x[part] for x in inputs], ranks, results, by)
+        op, by, count, itemsize = self._op, self._folded_by, inputs[0].size, inputs[0].itemsize
+        aside = None if kept else np.empty(min(count, _PUSHED_PIECE // itemsize or 1), self._dtype)
+        scratch: dict[str, np.ndarray] = {}
+        actions: list[Action] = []
+        for part in pieces_of(count, itemsize, _PUSHED_PIECE):
+            results = [out[part] for out in kept]
+            if aside is not None:
+                results = [aside[: part.stop - part.start]]
+            actions += fold_in_order(op, [x[part] for x in inputs], ranks, results, by, scratch)
             actions += [deposit(out[part], results[0]) for out in shared]
         return actions
 
@@ -286,7 +286,6 @@ class Binding:
         piece = max(1, min(piece, count))
         pieces = aside.pieces(len(sources), piece, self._dtype)
         scratch: dict[str, np.ndarray] = {}
-        by = self._divisor if self.plan.phases.complete else 0
         actions: list[Action] = []
         for at in range(0, count, piece):
             length = min(piece, count - at)
@@ -298,7 +297,7 @@ class Binding:
                 else:
                     inputs.append(self.arrays[key][start + at : start + at + length])
             part = [out[at : at + length] for out in outs]
-            actions += fold_in_order(self._op, inputs, ranks, part, by, scratch)
+            actions += fold_in_order(self._op, inputs, ranks, part, self._folded_by, scratch)
         return actions
 
     def _is_long(self) -> bool:

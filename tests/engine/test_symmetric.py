@@ -7,6 +7,7 @@ import pytest
 
 from mpidist import InvalidArgument, ScheduleError
 from mpidist.algorithms.in_place import allreduce_in_place
+from mpidist.calls.arrays import owner
 from mpidist.engine.rooted import rooted_program
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
 from mpidist.schedule.registry import find, unregister
@@ -261,6 +262,19 @@ def test_a_result_is_stored_only_where_it_is_read():
         assert [key for key, _, _ in step.targets] == [(1, "out"), (0, "out")]
     finally:
         unregister("allreduce", "copied_on")
+
+
+def test_pieces_of_a_result_for_others_share_their_scratch():
+    ranks = Ranks(2)
+    xs, outs = ranks.empty(1 << 19, "float16"), ranks.empty(1 << 19, "float16")
+    filled(xs)
+    program, other = ranks.bound("in_place", ranks.calls("allreduce", xs, outs, op="prod"))
+    done = [one for item in program.items for one in item.after]
+    arrays = [part for one in done for part in getattr(one, "args", ()) if hasattr(part, "base")]
+    assert len(done) > 8
+    assert len({id(owner(part)) for part in arrays if part.dtype == np.float32}) <= 2
+    ranks.run([program, other])
+    assert all((out == xs[0] * xs[1]).all() for out in outs)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 6))
