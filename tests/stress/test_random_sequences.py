@@ -459,8 +459,10 @@ class Arrays:
         if frozen:
             x = x.view()
             x.flags.writeable = False
-        # PyTorch would warn of read-only memory; the kind of the result is to be alike everywhere.
-        guise = "array" if step.frozen and step.x_guise == "tensor" else step.x_guise
+        # PyTorch would warn of read-only memory, and has reversed tensors of one element only; the
+        # kind of the result is to be alike everywhere: a scatter's is that of the root's array.
+        no_tensor = step.frozen or step.layout == "reversed"
+        guise = "array" if no_tensor and step.x_guise == "tensor" else step.x_guise
         self.given_x = disguised(x, guise)
         if out is not None:
             self.given_out = disguised(out, step.out_guise)
