@@ -149,6 +149,11 @@ class Call:
         self.uneven_alltoall = self.collective == "alltoall" and not self.even
 
     @property
+    def gives_input(self) -> bool:
+        """Whether the result is the input as it is, which may be read-only: a broadcast's root."""
+        return self.in_place and self.collective == "broadcast" and self.rank == self.root
+
+    @property
     def signature(self) -> str:
         """Text that describes the call and must be equal on all ranks."""
         op = f" op={self.op.name}" if self.op is not None else ""

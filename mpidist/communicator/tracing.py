@@ -228,8 +228,8 @@ def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
 
 def _observe(comm: Communicator, traced: Traced | None) -> None:
     """Let `traced` record how each further call is served; None ends the recording."""
-    service, find = comm._service, comm._service.programs.find
-    comm.traced, comm._find, service.note = traced, find, None
+    service, find, alike = comm._service, comm._service.programs.find, comm._service.programs.alike
+    comm.traced, comm._find, comm._alike, service.note = traced, find, alike, None
     if traced is None:
         return
 
@@ -242,7 +242,13 @@ def _observe(comm: Communicator, traced: Traced | None) -> None:
             traced.served = bound.served
         return bound
 
-    comm._find, service.note = finding, note
+    def finding_alike(key: Any, x: Any, out: Any) -> Any:
+        found = alike(key, x, out)
+        if found is not None:
+            traced.served = found.bound.served
+        return found
+
+    comm._find, comm._alike, service.note = finding, finding_alike, note
 
 
 class _Methods:

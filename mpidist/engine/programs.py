@@ -21,6 +21,8 @@ from .sequencer import Sequencer
 
 LIMIT = 128 << 20  # bytes held by the bound calls of one communicator, scratch memory included
 NOTED = 1 << 14  # calls that are remembered without being kept, about 300 bytes each
+_MOST_ALIKE = 64 << 10  # bytes of calls that are found by the likeness of their arrays
+_SEEN = 1 << 12  # arrays of such calls that are remembered, about 200 bytes each
 CALL_BYTES = 6 << 10  # of a bound call itself
 _LOOKS = 8  # bound calls that are looked at to make room for one
 
@@ -52,6 +54,15 @@ def _at(data: np.ndarray | None) -> tuple[int, int] | None:
         return None
     size = data.size
     return (address(data), size) if size else (0, 0)  # an empty array may be anywhere
+
+
+def _likeness(key: CallKey, x: np.ndarray, out: np.ndarray | None) -> CallKey:
+    """Return what a program with own arrays depends on; `key` has the ids of the arrays second."""
+    # The flags say whether an array owns its memory, may be written, and is contiguous.
+    like = key[0], key[3:], x.dtype, x.shape, x.flags.num
+    if out is None or out is x:
+        return *like, out is x
+    return *like, out.dtype, out.shape, out.flags.num
 
 
 def owners_of(call: Call) -> list[Any]:
@@ -132,7 +143,7 @@ class Bound:
 
     __slots__ = (
         *("program", "run", "within", "nbytes", "used", "generation", "shared", "x", "out"),
-        *("watched", "repeated", "served"),
+        *("watched", "repeated", "alike", "served"),
     )
 
     def __init__(
@@ -151,6 +162,7 @@ class Bound:
         self.x, self.out = own or (None, None)
         self.watched: list[weakref.ref] = []
         self.repeated: dict[Hashable, Repeated] = {}
+        self.alike: dict[Hashable, Alike] = {}
 
     def serve(self, call: Call) -> None:
         """Serve a call; own arrays, if any, get a copy of the input and give the result."""
@@ -158,9 +170,7 @@ class Bound:
         if self.x is not None:
             self.x[...] = call.x
         self.within()
-        # A root broadcasts in place, from an array that may be read-only.
-        source = call.in_place and call.collective == "broadcast" and call.rank == call.root
-        if self.out is not None and call.out is not None and not source:
+        if self.out is not None and call.out is not None and not call.gives_input:
             call.out[...] = self.out
 
 
@@ -189,6 +199,38 @@ class Repeated:
         self.out_flags = None if out is None else out.flags.num
 
 
+class Alike:
+    """A bound call with arrays of its own, found by the likeness of the user's arrays.
+
+    The input is copied to its own array, and the result from there, to a new array if the user gave
+    none.  `used` is as in `Repeated`.
+    """
+
+    __slots__ = ("bound", "source", "result", "makes", "gives", "used", "generation")
+
+    def __init__(self, bound: Any, call: Call, x: Any, out: Any, result: Any):
+        self.bound, self.used, self.generation = bound, bound.used, bound.generation
+        self.makes = result is not None and result is not x and result is not out
+        # Which of (x, out, None) is the result: a rank without one ignores an `out`.
+        self.gives = 2 if result is None else int(result is out)
+        # Flat arrays; those of the user are copied in their own shape, which may be of any strides.
+        self.source: Any = None if call.x is None else bound.x.reshape(x.shape)
+        filled = result is not None and not call.gives_input
+        self.result: Any = bound.out.reshape(result.shape) if filled else None
+
+    def serve(self, x: Any, out: Any) -> Any:
+        """Serve a call of the user's arrays, and return its result."""
+        if self.source is not None:
+            self.source[...] = x
+        self.bound.within()
+        if self.makes:
+            return self.result.copy()
+        given: Any = (x, out, None)[self.gives]
+        if self.result is not None:
+            given[...] = self.result
+        return given
+
+
 class Programs:
     """The bound calls of one communicator, by key, up to a number of bytes.
 
@@ -214,6 +256,8 @@ class Programs:
         self.entries: OrderedDict[Hashable, Bound] = OrderedDict()
         self._repeated: dict[Hashable, Repeated] = {}
         self._noted: dict[int, tuple[int, tuple[weakref.ref, ...]]] = {}
+        self._alike: dict[Hashable, Alike] = {}
+        self._seen: dict[int, weakref.ref] = {}  # arrays of such calls, by their id
 
     # -- looking up -----------------------------------------------------------------------------
 
@@ -244,6 +288,35 @@ class Programs:
             return None
         found.used = self._clock.sequence
         return found
+
+    def alike(self, key: CallKey, x: Any, out: Any) -> Alike | None:
+        """Return the call bound earlier for arrays like these, with the other arguments of `key`.
+
+        None if the result will be in arrays that were here before: they may be bound themselves.
+        """
+        if type(x) is not np.ndarray or (out is not None and type(out) is not np.ndarray):
+            return None
+        try:
+            found = self._alike.get(_likeness(key, x, out))
+        except TypeError:  # an argument that cannot be hashed; the checks report it
+            return None
+        if found is None or found.generation != GENERATION[0]:
+            return None
+        if not found.makes and self._seen_before(x) and (out is None or self._seen_before(out)):
+            return None
+        found.used = self._clock.sequence
+        return found
+
+    def _seen_before(self, data: np.ndarray) -> bool:
+        """Record an array; return whether it was recorded before."""
+        # An id alone is also that of a new array in the place of a dead one.
+        before = self._seen.get(id(data))
+        if before is not None and before() is data:
+            return True
+        if len(self._seen) >= _SEEN:
+            self._seen.clear()
+        self._seen[id(data)] = weakref.ref(data)
+        return False
 
     def get(self, key: Hashable) -> Bound | None:
         """Return the bound call of a key; None if there is none, or it is running now."""
@@ -312,6 +385,26 @@ class Programs:
             key = tuple([part if isinstance(part, plain) else _Weak(part, forget) for part in key])
         self._repeated[key] = bound.repeated[key] = Repeated(bound, x, out, forget)
 
+    def repeat_alike(
+        self, key: CallKey, call: Call, bound: Bound, x: Any, out: Any, result: Any
+    ) -> None:
+        """Let :meth:`alike` find a bound call with own arrays, by arrays like the user's.
+
+        Not for long ones, whose address is looked up first: to find it takes less time than to copy
+        them.  Nor where memory of `x` and `out` may overlap, which must be checked each time.
+        """
+        arrays = type(x) is np.ndarray and (out is None or type(out) is np.ndarray)
+        given = result is None or type(result) is np.ndarray
+        if call.nbytes > _MOST_ALIKE or not arrays or not given:
+            return
+        if out is not None and out is not x and not (x.base is None and out.base is None):
+            return
+        # A scatter without `out` exchanges the shape each time.
+        if not x.dtype.isbuiltin or (call.collective == "scatter" and out is None):
+            return
+        like = _likeness(key, x, out)
+        self._alike[like] = bound.alike[like] = Alike(bound, call, x, out, result)
+
     # -- keeping --------------------------------------------------------------------------------
 
     def last_use(self, key: Hashable, *things: Any) -> int | None:
@@ -348,7 +441,8 @@ class Programs:
         entries, looks = self.entries, 0
         while entries and self.nbytes + nbytes > self.limit:
             key, bound = next(iter(entries.items()))
-            used = max([bound.used, *(found.used for found in bound.repeated.values())])
+            repeated, alike = bound.repeated.values(), bound.alike.values()
+            used = max([bound.used, *(r.used for r in repeated), *(a.used for a in alike)])
             # LIRS: the new call was used at `since` and now.  A kept one that was not used in
             # between has the longer reuse distance, so it goes.
             if since is not None and used < since:
@@ -384,10 +478,14 @@ class Programs:
             self.nbytes -= bound.nbytes
             for found in bound.repeated:
                 self._repeated.pop(found, None)
+            for like in bound.alike:
+                self._alike.pop(like, None)
 
     def clear(self) -> None:
         """Drop every bound call and every recorded use."""
         self.entries.clear()
         self._repeated.clear()
+        self._alike.clear()
+        self._seen.clear()
         self._noted.clear()
         self.nbytes = 0

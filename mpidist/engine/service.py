@@ -234,8 +234,9 @@ class Service:
             self.note(bound.served)
         bound.serve(call)
         result = prepared.give()
-        same = result is None or result is out or result is x
-        if key is not None and same and not bound.shared:
+        if key is not None and bound.shared:
+            programs.repeat_alike(key, call, bound, x, out, result)
+        elif key is not None and (result is None or result is out or result is x):
             programs.repeat(key, call, bound, x, out)
         return result
 
