@@ -27,7 +27,7 @@ from .executors import EXECUTORS, NativeExecutor
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
-from .trial import least, shortened, times_of, turns_of
+from .trial import FIRST, least, near, rows_of, shortened, times_of
 
 
 class Service:
@@ -170,16 +170,27 @@ class Service:
                 continue
             operation = f"{call.signature} by {name}, tried out"
             ways[name] = repeated(sequencer, own, executor, chosen, operation)
-        purpose = f"{call.signature}, tried out"
+        times = self._times_of(own, ways, FIRST)
+        again = {name: ways[name] for name in near(times)}
+        if again:
+            further = self._times_of(own, again, rows_of(own.nbytes))
+            times |= {name: min(times[name], seconds) for name, seconds in further.items()}
+        estimates.learn_trial(call, times)
+
+    def _times_of(
+        self, own: Call, ways: Mapping[str, Bound], rows: Sequence[int]
+    ) -> dict[str, float]:
+        """Return the seconds of each way to serve a call, the same on all ranks; collective."""
+        sequencer, purpose = self.sequencer, f"{own.signature}, tried out"
         try:
-            mine = times_of(own, ways, turns_of(own.nbytes))
+            mine = times_of(own, ways, rows)
         except BaseException as error:
             if sequencer.broken is not None:
                 raise
             # As by Ctrl-C between two turns: the other ranks are in the next one.
             raise sequencer.broke(error, purpose, sequencer.sequence) from error.__cause__
-        times = least(np.array(sequencer.set_up(purpose, lambda: sequencer.everyone(mine))))
-        estimates.learn_trial(call, dict(zip(ways, times)))
+        every = sequencer.set_up(purpose, lambda: sequencer.everyone(mine))
+        return dict(zip(ways, least(np.array(every))))
 
     def describe(
         self, call: Call, executor: Executor, chosen: Candidate, background: bool = False

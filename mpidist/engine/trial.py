@@ -4,13 +4,15 @@ What decides between the MPI library, slots and single copies is not in any tabl
 far the cores are from each other, and what else runs.  So the first call of a size is served in
 each way, on arrays like its own, as a program would::
 
-    write the input, call, read the result, five times | in another way | … | all of it again
+    write the input, call, read the result, twice | in another way | …
+    those that are not far behind: four times | in another way | … | all of it again
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
@@ -19,14 +21,23 @@ from ..calls.call import Call
 from ..selection.estimates import TRIED_TO
 from .programs import Bound
 
-_BYTES = 10 << 20  # of all turns of one way together
-_LEAST, _MOST = 5, 10  # turns
-_ROW = 5  # turns of one way in a row, as in a program: by then both of its slots are in the caches
+FIRST = (2,)  # turns of each way, the first of which touches new memory
+_FAR_BEHIND = 2.0  # times the fastest: another load does not make up for it
 
 
-def turns_of(nbytes: int) -> int:
-    """Return how often each way is tried, for a call of `nbytes`."""
-    return min(_MOST, max(_LEAST, _BYTES // max(nbytes, 1))) // _ROW * _ROW
+def rows_of(nbytes: int) -> tuple[int, ...]:
+    """Return how many turns in a row each way gets after its first ones, again and again.
+
+    As in a program, one way is called several times: by then both of its slots are in the caches.
+    """
+    return (4, 4) if nbytes <= 1 << 20 else (3,)
+
+
+def near(times: Mapping[str, float]) -> list[str]:
+    """Return the ways worth more turns, in their order; none if one is far ahead of all others."""
+    limit = _FAR_BEHIND * min(times.values(), default=0.0)
+    found = [name for name, seconds in times.items() if seconds <= limit]
+    return found if len(found) > 1 else []
 
 
 def shortened(call: Call) -> Call:
@@ -49,20 +60,20 @@ def shortened(call: Call) -> Call:
     return replace(call, x=like(call.x), out=like(call.out), counts=counts, out_counts=out_counts)
 
 
-def times_of(call: Call, ways: Mapping[str, Bound], turns: int) -> np.ndarray:
+def times_of(call: Call, ways: Mapping[str, Bound], rows: Sequence[int]) -> np.ndarray:
     """Return this rank's seconds of each turn (a row) of each way (a column).
 
-    `ways` are bound to the arrays of `call`.
+    `ways` are bound to the arrays of `call`; `rows` are numbers of turns in a row.
     """
     x, out = call.x, call.out if call.out is not None else call.x
     # Zeros are a value of every dtype, also where no number is: of "V8".
     written = None if x is None else x.view(np.uint8)
     words = None if out is None else out.view(np.uint8)[: out.nbytes // 8 * 8].view(np.uint64)
-    times = np.zeros((turns, len(ways)))
-    for first in range(0, turns, _ROW):
+    times = np.zeros((sum(rows), len(ways)))
+    for first, row in zip(accumulate(rows, initial=0), rows):
         for number, way in enumerate(ways.values()):
             assert way.within is not None
-            for turn in range(first, first + _ROW):
+            for turn in range(first, first + row):
                 begun = perf_counter()
                 if written is not None:
                     written.fill(0)

@@ -51,9 +51,15 @@ def test_a_turn_is_its_slowest_rank_and_a_way_its_fastest_turn():
 
 
 def test_long_calls_are_tried_less_often():
-    turns = [trial.turns_of(1 << k) for k in range(31)]
+    turns = [sum(trial.rows_of(1 << k)) for k in range(31)]
     assert turns == sorted(turns, reverse=True)
-    assert (max(turns), min(turns)) == (10, 5)
+    assert (max(turns), min(turns)) == (8, 3)
+
+
+def test_a_way_far_behind_gets_no_further_turns():
+    assert trial.near({"one": 1.0, "two": 1.9, "three": 2.1}) == ["one", "two"]
+    for times in ({"one": 1.0, "two": 2.1}, {"one": 1.0}, {}):
+        assert trial.near(times) == []
 
 
 def test_each_way_is_served_in_rows_and_on_new_input():
@@ -64,10 +70,10 @@ def test_each_way_is_served_in_rows_and_on_new_input():
         x.fill(1)
 
     ways = {name: SimpleNamespace(within=partial(within, name)) for name in ("one", "two")}
-    times = trial.times_of(call_of(40, x=x, out=np.zeros(5)), ways, 10)
-    rows = [*["one"] * 5, *["two"] * 5] * 2
+    times = trial.times_of(call_of(40, x=x, out=np.zeros(5)), ways, (3, 2))
+    rows = [*["one"] * 3, *["two"] * 3, *["one"] * 2, *["two"] * 2]
     assert seen == [(name, 0, 0, 0, 0, 0) for name in rows]
-    assert times.shape == (10, 2) and (times > 0).all()
+    assert times.shape == (5, 2) and (times > 0).all()
 
 
 def sizes(call):

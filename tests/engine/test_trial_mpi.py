@@ -54,7 +54,7 @@ def test_first_calls_choose_alike_and_are_right(comm, made, collective):
         result, expected = CALLS[collective](tried, x)
         numbers.append(sequence.sequence - before)
         assert result is None or (result == expected).all()
-    assert numbers[0] > 10 and max(numbers[1:]) < 4, numbers
+    assert numbers[0] > 6 and max(numbers[1:]) < 4, numbers
     nbytes = x.nbytes * (comm.size if collective in ("allgather", "gather") else 1)
     found, every = tried.explain(collective, nbytes)
     assert found.why.startswith("measured, in this job: ")
@@ -95,7 +95,7 @@ def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
     for _ in range(2):
         found = tried.allgather(np.full(counts[comm.rank], comm.rank), counts=counts)
         assert (found == np.repeat(range(comm.size), counts)).all()
-    assert len(seen) == 1 and 0 < seen[0] <= TRIED_TO
+    assert len(seen) <= 2 and len(set(seen)) == 1 and 0 < seen[0] <= TRIED_TO
 
 
 def test_slots_are_tried_by_the_first_call_that_fits(made):
