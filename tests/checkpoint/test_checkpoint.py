@@ -109,6 +109,7 @@ def test_other_settings_change_no_bits(zero, order, tmp_path):
     assert saved[0][1][0]["buffers"] == {"float32": "ring"}
 
 
+@pytest.mark.long
 def test_killed_at_any_moment(tmp_path):
     """Every call to the file system is the last one once; what was complete is whole."""
     moment, killed = 0, True

@@ -149,6 +149,7 @@ def test_bench_writes_json_plot_and_page(tmp_path):
     assert ("times will scatter" in page) == ("times will scatter" in text) == bool(busy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)], ids=["apart", "in-place"])
 def test_bench_in_symmetric_memory_keeps_private_baselines(tmp_path, in_place):
     every = [c for c in COLLECTIVES if c != "barrier"]
@@ -208,6 +209,7 @@ def test_torch_stands_beside_gloo():
     assert "gloo" in text and "mpidist, async_op" in text and "WRONG" not in text
 
 
+@pytest.mark.long
 def test_demo_trains_compares_and_reports(tmp_path):
     text = mpidist(
         *("demo", "--epochs", "2", "--budget", "0.3", "--report", "r.html", "--json", "r.json"),
@@ -231,6 +233,7 @@ def test_error_of_all_ranks_is_printed_once():
     assert "Traceback" not in text
 
 
+@pytest.mark.long
 def test_error_after_mpi_init_is_printed_once():
     text = mpidist("bench", "reduce", "--root", "2", "--bytes", "8", status=2)
     assert text.count("mpidist: error") == 1 and "root" in text
@@ -285,6 +288,7 @@ ENDS = {
 }
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("how", ENDS)
 def test_a_rank_that_ends_ends_the_job(python, how, tmp_path):
@@ -317,6 +321,7 @@ def test_a_killed_launcher_leaves_no_files(how, tmp_path):
     assert done.status and not Path(folder).exists(), done.output
 
 
+@pytest.mark.long
 def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
     for collective in ("reduce", "barrier"):
@@ -367,6 +372,7 @@ def busy_loops():
         process.wait()
 
 
+@pytest.mark.long
 def test_a_busy_machine_is_not_tuned(tmp_path, busy_loops):
     tuned = ("tune", "reduce", "--bytes", "8", "--budget", "1s", "-o", "t.json")
     text = mpidist(*tuned, cwd=tmp_path, status=2)
@@ -396,6 +402,7 @@ main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [None, "an old table"])
 def test_a_machine_that_becomes_busy_leaves_no_table(tmp_path, before):
     """What was written meanwhile is taken back; an old table is what it was."""

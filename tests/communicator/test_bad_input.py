@@ -45,6 +45,7 @@ def test_mismatched_native_collectives(python):
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("algorithm", ["ring", "linear", "recursive_doubling", "rabenseifner"])
 def test_arrays_of_different_length(python, algorithm):
@@ -93,6 +94,7 @@ def test_debug_on_one_rank(python, tmp_path):
     assert [said.count(f"<{rank}: False 3>") for rank in range(3)] == [1, 1, 1], said
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     ("name", "text"),
@@ -178,6 +180,7 @@ def test_an_operation_that_is_no_function():
         find_op(5)
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("form", ["blocking", "bound", "background"])
 @pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
@@ -188,6 +191,7 @@ def test_unlike_calls_on_different_nodes(python, algorithm, form):
         assert said(finished, text) == [0, 1], text
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("form", ["blocking", "background"])
 def test_mismatch_between_nodes(python, form):
@@ -214,6 +218,7 @@ def test_ranks_that_differ_in_their_first_call(python):
     assert said(finished, "usable") == [0, 1, 2], finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_late_first_call(python):
     finished = job(python, 3, "late_in_its_first_call")
@@ -226,6 +231,7 @@ def test_a_rank_that_cannot_make_the_board(python):
     assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     ("algorithm", "ranks_per_node"), [("ring", "1"), ("ring", "2"), ("hierarchical", "2")]
@@ -236,6 +242,7 @@ def test_messages_that_are_too_long(python, algorithm, ranks_per_node):
     assert said(finished, "whole") == [0, 1] and finished.status == 0, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_a_misspelt_variable_is_named_once(python):
     finished = job(python, 2, "longer", "ring", MPIDIST_TIMEUOT="3")

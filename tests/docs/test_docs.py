@@ -187,6 +187,7 @@ def catalogue():
     return catalogue
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", pages_with(1))
 def test_commands(page, tmp_path):

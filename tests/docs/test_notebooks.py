@@ -12,6 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples/notebooks"
 TIMEOUT = 80  # seconds of a cell
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook(path, monkeypatch):

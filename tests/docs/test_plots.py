@@ -75,6 +75,7 @@ def lines_of(path):
     return found
 
 
+@pytest.mark.long
 def test_plots_for_phones_are_narrow(plots, tmp_path):
     """At 390 pixels a letter of 8 points is 9 pixels high in them, 4 in the wide ones."""
     for name, draw in plots.PLOTS.items():

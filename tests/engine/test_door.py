@@ -17,6 +17,7 @@ from tests.support.processes import environment, run
 JOB = Path(__file__).with_name("test_door_mpi.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(
     ("how", "status"), [("sys.exit", 7), ("exit", 7), ("raise", 1), ("end", 0)]

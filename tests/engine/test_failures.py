@@ -22,6 +22,7 @@ def test_a_rank_that_raises(python):
     assert output.count("Traceback") == 1
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("what", ["receives", "sends", "collectives"])
 def test_operations_that_are_pending_at_the_end(python, what):
@@ -41,6 +42,7 @@ def test_a_stage_that_raises(python):
     assert output.count("Traceback") == 1
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
 def test_a_rank_that_never_comes(python, algorithm):
@@ -49,6 +51,7 @@ def test_a_rank_that_never_comes(python, algorithm):
     assert finished.status
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("algorithm", ["native", "ring", "symmetric", "staged", "single_copy"])
 def test_a_rank_that_comes_too_late(python, algorithm):
@@ -56,6 +59,7 @@ def test_a_rank_that_comes_too_late(python, algorithm):
     assert said(finished, "all named") == [0, 1, 2], finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_missing_rank_of_another_node(python):
     """Its place on the board cannot be seen: it is asked, and does not answer."""
@@ -64,6 +68,7 @@ def test_missing_rank_of_another_node(python):
     assert finished.status
 
 
+@pytest.mark.long
 @each_mpi
 def test_missing_rank_in_split(python):
     finished = job(python, 3, "never_comes_to_a_split")
@@ -71,6 +76,7 @@ def test_missing_rank_in_split(python):
     assert finished.status
 
 
+@pytest.mark.long
 @each_mpi
 def test_missing_rank_in_the_background(python):
     finished = job(python, 3, "background_never_comes")
@@ -78,6 +84,7 @@ def test_missing_rank_in_the_background(python):
     assert finished.status
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("algorithm", ["native", "ring", "symmetric"])
 def test_a_rank_that_leaves(python, algorithm):
@@ -86,6 +93,7 @@ def test_a_rank_that_leaves(python, algorithm):
     assert finished.status
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -101,6 +109,7 @@ def test_a_rank_that_goes_another_way(python, first, second):
     assert said(finished, "named") == [0, 1, 2], finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_a_rank_that_is_stopped(python):
     finished = job(python, 3, "stopped")
@@ -114,6 +123,7 @@ def test_a_rank_that_is_killed(python):
     assert finished.status and said(finished, "went on") == []
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("who", ["0", "1", "all"])
 @pytest.mark.parametrize("when", ["collective", "empty"])
@@ -126,6 +136,7 @@ def test_killed_ranks_leave_no_memory(python, who, when):
     assert not [path for path in of_mpich if Path(path).exists()]
 
 
+@pytest.mark.long
 @each_mpi
 def test_hang_in_a_native_call(python):
     finished = job(python, 3, "hangs_inside")
@@ -135,6 +146,7 @@ def test_hang_in_a_native_call(python):
     assert "all ranks have arrived" in finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_a_message_that_never_comes(python):
     finished = job(python, 2, "message_never_comes")

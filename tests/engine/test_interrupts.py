@@ -5,6 +5,7 @@ import pytest
 from tests.support.jobs import each_mpi, job, no_memory_left_behind, said
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy", "ring"])
 def test_short_stop_of_a_rank(python, how):
@@ -12,6 +13,7 @@ def test_short_stop_of_a_rank(python, how):
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_long_stop_of_a_rank(python, how):
@@ -19,6 +21,7 @@ def test_long_stop_of_a_rank(python, how):
     assert said(finished, "named") == [0, 1], finished.output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_a_rank_that_is_interrupted(python, how):
@@ -29,6 +32,7 @@ def test_a_rank_that_is_interrupted(python, how):
     assert "ended with KeyboardInterrupt" in finished.output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("how", ["symmetric", "staged", "single_copy"])
 def test_interrupt_on_another_communicator(python, how):
@@ -36,6 +40,7 @@ def test_interrupt_on_another_communicator(python, how):
     assert said(finished, "named") == [0, 1, 2] and finished.status, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_a_rank_that_is_interrupted_and_stays(python):
     finished = job(python, 3, "interrupted_and_stays", "symmetric")

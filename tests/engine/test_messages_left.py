@@ -21,6 +21,7 @@ WAITS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", WAITS)
 def test_the_rank_that_has_left_is_named(tmp_path, how):
     done = run(mpiexec(2, __file__, how), 100, environment(PYTHONPATH=ROOT), tmp_path)

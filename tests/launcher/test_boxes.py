@@ -192,6 +192,7 @@ comm.recv(comm.empty(1), (comm.rank + 1) % 2)
 SIGNS = "BAD TERMINATION", "EXIT STRING", "prterun", "MPI_ABORT", "Abort(", "---", "===", "\0"
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     ("how", "told"),

@@ -65,6 +65,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     ("how", "status"),

@@ -38,6 +38,7 @@ def lock(comm):
     return threading.Lock()
 
 
+@pytest.mark.long
 def test_results_by_rank(capfd):
     def square(comm):
         print(f"rank {comm.rank} of {comm.size} on {comm.backend.name}", flush=True)
@@ -65,6 +66,7 @@ def test_a_rank_that_dies():
         mpidist.run(lambda comm: os._exit(3) if comm.rank else comm.barrier(), 2, timeout=LIMIT)
 
 
+@pytest.mark.long
 def test_timeout():
     begun = time.monotonic()
     with pytest.raises(LaunchError, match="timeout=8 s"):
@@ -105,6 +107,7 @@ def called(python, folder, fn, timeout):
     return output, float(seconds)
 
 
+@pytest.mark.long
 @each_mpi
 def test_processes_that_ranks_leave_behind(python, tmp_path):
     """They have the output's pipes: the end of the launcher is the end."""
@@ -112,6 +115,7 @@ def test_processes_that_ranks_leave_behind(python, tmp_path):
     assert output == "[0, 1]\n" and seconds < 60
 
 
+@pytest.mark.long
 @each_mpi
 def test_ranks_that_ignore_signals(python, tmp_path):
     output, seconds = called(python, tmp_path, "stubborn", 6)
@@ -126,6 +130,7 @@ def test_the_launchers_boxes(python, tmp_path):
     assert not [sign for sign in SIGNS if sign in output], output
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_the_end_of_the_caller(python, number, tmp_path):
@@ -149,6 +154,7 @@ def test_the_end_of_the_caller(python, number, tmp_path):
         called(python, tmp_path, "leaves", LIMIT)
 
 
+@pytest.mark.long
 def test_the_folder_of_a_run_that_goes_on(monkeypatch, tmp_path):
     """Another run beside it leaves it alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -209,6 +215,7 @@ def in_a_group(comm):
     return int(total), [int(os.environ[name]) for name in names]
 
 
+@pytest.mark.long
 def test_variables_of_a_group_of_this_process():
     """Ranks that inherit RANK, WORLD_SIZE and MASTER_PORT of it find each other by MPI."""
     pytest.importorskip("torch", reason=NEEDS_TORCH)

@@ -7,6 +7,8 @@ import os
 import random
 import time
 
+import pytest
+
 from tests.support.jobs import each_mpi, job, no_memory_left_behind
 
 LONG = os.environ.get("MPIDIST_TEST_PROFILE") == "stress"
@@ -15,6 +17,7 @@ SEED = random.randrange(1 << 32) if LONG else 27
 RANKS = 3
 
 
+@pytest.mark.long
 @each_mpi
 def test_jobs_go_on_after_kills(python, tmp_path, capsys):
     draw, kills, files = random.Random(SEED), 0, len(os.listdir("/proc/self/fd"))

@@ -281,6 +281,7 @@ def test_early_signal(tmp_path):
     assert watch.run(watch.command(shell), RANK) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("left", "last", "does", "codes"),
     [

@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.launch import ALLOWED_SKIPS, refused
 from tests.support import processes
 from tests.support.throwaway import closing, command, launch
@@ -101,6 +103,7 @@ def test_crashes(): os.kill(os.getpid(), signal.SIGKILL)
     assert closing(output) == "1 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_limit_of_a_launch(tmp_path):
     pids = tmp_path / "pids"
     suite = f"""

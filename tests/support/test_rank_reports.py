@@ -75,6 +75,7 @@ def test_a_file_that_one_rank_cannot_import(tmp_path):
     assert closing(output) == "0 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_hang_in_python(tmp_path):
     suite = """
 def test_hangs():
@@ -88,6 +89,7 @@ def test_passes(): assert world.allreduce(1) == 2
     assert closing(output) == "1 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_hang_inside_mpi(tmp_path, rank):
     suite = f"""
@@ -106,6 +108,7 @@ def test_never_run(): pass
     assert closing(output) == "1 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_a_hang_of_every_rank_inside_mpi(tmp_path):
     status, output = launch(
         tmp_path, "def test_hangs(): world.recv(source=world.rank, tag=99)", limit=HANGS
@@ -116,6 +119,7 @@ def test_a_hang_of_every_rank_inside_mpi(tmp_path):
     assert closing(output) == "0 passed, 1 failed, 0 skipped"
 
 
+@pytest.mark.long
 def test_the_communicator_is_renewed_after_a_failure(tmp_path):
     suite = """
 def test_out_of_step(comm):

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 SCRIPT = str(Path(__file__).with_name("torchrun_script.py"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_script_for_torchrun(ranks):
     finished = job(sys.executable, ranks, "run", script=SCRIPT)
@@ -22,12 +23,14 @@ def test_a_script_for_torchrun(ranks):
     assert said(finished, f"sum {2**ranks - 1}") == list(range(ranks))
 
 
+@pytest.mark.long
 def test_what_is_left_pending_at_the_end():
     finished = job(sys.executable, 2, "leave", script=SCRIPT)
     assert finished.status == 0, finished.output
     assert said(finished, "sum 3") == [0, 1]
 
 
+@pytest.mark.long
 def test_a_rank_that_raises():
     """Its traceback is printed, though PyTorch keeps it for later.
 
@@ -111,6 +114,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_without_ml_dtypes(tmp_path):
     """Reductions say what is missing, and the group works on."""
     (tmp_path / "script.py").write_text(WITHOUT_ML_DTYPES)
@@ -135,6 +139,7 @@ print(dist.Backend("mpidist"), dist.Backend.MPIDIST, dist.Backend._plugins.keys(
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["the name", "itself"])
 def test_a_failed_import_is_told_each_time(who):
     """And the name works once the import does, of the program itself, too."""

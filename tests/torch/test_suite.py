@@ -37,6 +37,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 @pytest.mark.timeout(300)
 def test_quick_ones(tmp_path):
