@@ -15,17 +15,18 @@ from typing import IO
 
 from .mpi import say
 
-# Texts of help-prun.txt and help-mpi-api.txt of Open MPI (4 has the narrow frame), of Hydra, and of
-# MPICH's MPI_Abort.  Other boxes have the same frames, and say what mpidist does not know: they are
-# not held back.
+# Texts of help-prun.txt and help-mpi-api.txt of Open MPI (4 has a narrow frame too), of Hydra, and
+# of MPICH's MPI_Abort.  Other boxes have the same frames, and say what mpidist does not know: they
+# are not held back.
 _DASHES, _NARROW, _DOUBLE = b"-" * 74 + b"\n", b"-" * 55 + b"\n", b"\n" + b"=" * 83 + b"\n"
 _BODY = rb".{0,2000}?\n"
+_JOB = rb"Primary job  terminated normally, but "
 _OPEN_MPI = (
     rb"(?:MPI_ABORT was invoked on rank |[\w.-]+ (?:noticed that process rank "
     rb"|detected that one or more processes exited with non-zero "
-    rb"|has exited due to process rank \d+ with PID \d+ on node \S+ calling\n))"
+    rb"|has exited due to process rank \d+ with PID \d+ on node \S+ calling\n)"
+    rb"|" + _JOB + rb")"
 )
-_JOB = rb"Primary job  terminated normally, but "
 _HYDRA = rb"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
 _HYDRA_LAST = (
     rb"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: [^\n]*\n"
@@ -37,7 +38,7 @@ _ABORT = rb"(?:\d+: )?Abort\(-?\d+\) on node \d+ [^\n]*: application called MPI_
 _BOXES = [
     (sign, re.compile(pattern, re.DOTALL))
     for sign, pattern in (
-        (_NARROW, _NARROW + _JOB + _BODY + _NARROW),
+        (_NARROW, rb"(?<!-)" + _NARROW + _JOB + _BODY + _NARROW),
         (_DASHES, _DASHES + _OPEN_MPI + _BODY + _DASHES),
         (_DOUBLE, _DOUBLE + _HYDRA + rb"(?:=  [^\n]*\n){0,20}" + _DOUBLE[1:]),
         (b"YOUR APPLICATION TERMINATED", _HYDRA_LAST),

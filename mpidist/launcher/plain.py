@@ -184,11 +184,14 @@ class PlainJob:
     def _mark_silent(self, code: int) -> None:
         """Record the job's exit code as that of the first rank to end, if it has sent no exit code.
 
+        Not if another rank has sent this code: Hydra may end the rest of the job before that rank.
         If exceptions are known, record only the code of a signal (128 + N): any other code is that
         of the abort that follows an exception.
         """
         killed = 128 < code <= 128 + signal.SIGRTMAX  # Intel's launcher has 255 for every signal
-        if self._gone and self._gone[0].status is None and (killed or not self.failures.known):
+        silent = self._gone and self._gone[0].status is None
+        known = self.failures.known or any(rank.status == code for rank in self._known.values())
+        if silent and (killed or not known):
             self._gone[0].status = 128 - code if killed else code
 
 

@@ -31,6 +31,8 @@ BOXES = [
     f'"abort". This may have caused other processes in the application to be\n{DASHES}',
     f"{'-' * 55}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. "
     f"Per user-direction, the job has been aborted.\n{'-' * 55}\n",
+    f"{DASHES}Primary job  terminated normally, but 1 process returned\na non-zero exit code. "
+    f"Per user-direction, the job has been aborted.\n{DASHES}",
     f"\n{DOUBLE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n"
     f"=   CLEANING UP REMAINING PROCESSES\n{DOUBLE}",
 ]

@@ -84,6 +84,17 @@ def test_the_exit_code(python, how, status, tmp_path):
     assert done.status == status, done.output
 
 
+@each_mpi
+@pytest.mark.parametrize("watch", ["--watch", "--no-watch"])
+def test_the_last_line_names_the_rank(python, watch, tmp_path):
+    """No box of the launcher follows, and no rank is named that the launcher has ended."""
+    (tmp_path / "ends.py").write_text(ENDS.format("sys.exit(7)"))
+    words = [python, "-m", "mpidist", "run", watch, "-n", "2", "ends.py"]
+    done = run(words, 90, environment(), cwd=tmp_path)
+    last = f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"
+    assert done.output.splitlines()[-1] == last, done.output
+
+
 def described(line, text=""):
     return {"kind": line.partition(":")[0], "line": line, "text": f"Traceback …\n{text}{line}\n"}
 
@@ -169,6 +180,18 @@ def test_how_a_rank_ended(tmp_path, capfd, program, status, told):
         assert len(lines) == 1 and told.format(socket.gethostname()) in lines[0]
     else:
         assert not lines
+
+
+def test_a_rank_without_an_exit_code_is_not_named_for_that_of_another(tmp_path, capfd):
+    """It ended first, for the launcher of MPICH ends a job before it lets go of who caused that."""
+    program = (
+        "import os, sys\nos.kill(os.getpid(), 15) if os.environ['RANK'] == '0' else sys.exit(7)"
+    )
+    words = ["env", "RANK=0", *rank_program(tmp_path, program)]
+    both = '"$@"; shift 2; RANK=1 OMPI_COMM_WORLD_RANK=1 exec "$@"'
+    assert PlainJob(2).run(["sh", "-c", both, "sh", *words], RANK) == 7
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"
 
 
 def test_a_module_runs_as_by_python(tmp_path, capfd, monkeypatch):
