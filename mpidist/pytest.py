@@ -91,10 +91,9 @@ class Exchange:
 
     def _take(self, peer: int, tag: int, got: dict[int, Any]) -> None:
         status = self.MPI.Status()
-        message = self.comm.Improbe(peer, tag, status)
-        if message is not None:
+        if self.comm.Iprobe(peer, tag, status):  # not Improbe: see backends/mpi_messages.py
             data = bytearray(status.Get_count(self.MPI.BYTE))
-            message.Recv([data, self.MPI.BYTE])
+            self.comm.Recv([data, self.MPI.BYTE], peer, tag)
             got[peer] = pickle.loads(data)
 
     def reports_for_all(self, missing: list[int]) -> bool:

@@ -300,7 +300,7 @@ def test_run_passes_options_of_the_script(tmp_path):
 
 def test_settings_are_those_that_the_machine_needs():
     few = environment_for("Open MPI", 2, 4, False, {})
-    assert few == {"OMP_NUM_THREADS": "2", "OMPI_MCA_btl": "^ofi"}
+    assert few == {"OMP_NUM_THREADS": "2", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
     many = environment_for("Open MPI", 8, 4, True, {"OMP_NUM_THREADS": "3"})
     assert many["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert many["OMPI_ALLOW_RUN_AS_ROOT"] == many["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
