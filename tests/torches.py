@@ -14,7 +14,13 @@ import argparse
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+if __name__ == "__main__":  # in place of the folder of this file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from tests.support.environments import for_each
 
 HERE = Path(__file__).resolve().parent
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", "torch"]
@@ -128,14 +134,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pattern", default=".", help="of the names of torch's tests")
     given = parser.parse_args()
-    lines, passed = [], bool(given.versions.split())
-    for version in given.versions.split():
-        print(f"\n=== PyTorch {version}", flush=True)
-        well, line = test(version, given.ranks, given.pattern)
-        passed = passed and well
-        lines.append(f"PyTorch {version}: {line}{' FAILED' * (not well)}")
-    print("", *lines, sep="\n")
-    return 0 if passed else 1
+    tested = partial(test, ranks=given.ranks, pattern=given.pattern)
+    return for_each("PyTorch", given.versions.split(), tested)
 
 
 if __name__ == "__main__":
