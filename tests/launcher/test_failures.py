@@ -58,7 +58,7 @@ def test_equal_tracebacks_are_printed_once(python, tmp_path):
 
 ENDS = """import os, signal, sys
 import mpidist
-comm = mpidist.init(timeout=1)
+comm = mpidist.init(timeout={})
 if comm.rank == 1:
     {}
 comm.barrier()
@@ -68,17 +68,18 @@ comm.barrier()
 @pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
-    ("how", "status"),
+    ("how", "timeout", "status"),
     [
-        ("raise KeyError(1)", 1),
-        ("import time; time.sleep(30)", 1),  # rank 0 raises CollectiveTimeout
-        ("sys.exit(7)", 7),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
+        ("raise KeyError(1)", 60, 1),
+        ("import time; time.sleep(30)", 1, 1),  # rank 0 raises CollectiveTimeout
+        ("sys.exit(7)", 60, 7),
+        # Open MPI 4 takes a second to see it.
+        ("os.kill(os.getpid(), signal.SIGTERM)", 60, 128 + signal.SIGTERM),
     ],
 )
-def test_the_exit_code(python, how, status, tmp_path):
+def test_the_exit_code(python, how, timeout, status, tmp_path):
     """That of an exception is 1 with every launcher: MPICH's ranks end by SIGTERM then."""
-    (tmp_path / "ends.py").write_text(ENDS.format(how))
+    (tmp_path / "ends.py").write_text(ENDS.format(timeout, how))
     words = [python, "-m", "mpidist", "run", "-n", "2", "ends.py"]
     done = run(words, 90, environment(), cwd=tmp_path)
     assert done.status == status, done.output
@@ -88,7 +89,7 @@ def test_the_exit_code(python, how, status, tmp_path):
 @pytest.mark.parametrize("watch", ["--watch", "--no-watch"])
 def test_the_last_line_names_the_rank(python, watch, tmp_path):
     """No box of the launcher follows, and no rank is named that the launcher has ended."""
-    (tmp_path / "ends.py").write_text(ENDS.format("sys.exit(7)"))
+    (tmp_path / "ends.py").write_text(ENDS.format(60, "sys.exit(7)"))
     words = [python, "-m", "mpidist", "run", watch, "-n", "2", "ends.py"]
     done = run(words, 90, environment(), cwd=tmp_path)
     last = f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"

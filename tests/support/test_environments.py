@@ -52,8 +52,9 @@ def test_what_is_usual(done, name):
 
 def test_what_is_asked_for(done):
     assert mpis.main("mpich==4.2.3 impi-rt", "--no-torch", "mpi-3", "--path", "tests/calls") == 0
-    assert [call["TORCH"] for call in done[0][::2]] == ["none", "none"]
-    assert [call[0] for call in done[0][1::2]] == [["mpi-3", "--path", "tests/calls"]] * 2
+    assert [call["TORCH"] for call in done[0][::3]] == ["none", "none"]
+    assert [call[0] for call in done[0][1::3]] == [["mpi-3", "--path", "tests/calls"]] * 2
+    assert [call[0] for call in done[0][2::3]] == [mpis.FAILURES] * 2
 
 
 def test_packages_of_debian_are_left_out_elsewhere(done, capfd):
