@@ -128,10 +128,10 @@ def _memory(data: np.ndarray) -> MPI.buffer:
 def _crashes_in_place() -> bool:
     """Return whether a reduce in place to another root than 0 is a SIGSEGV, as in some MPICH.
 
-    From 4.0 on (github.com/pmodels/mpich/issues/6540); 4.1.3 is right.
+    In 3.4.3 and 4.0 (github.com/pmodels/mpich/issues/6540); 4.1.3 is right.
     """
     vendor, version = MPI.get_vendor()
-    return vendor == "MPICH" and (4, 0) <= version < (4, 1, 3)
+    return vendor == "MPICH" and version < (4, 1, 3)
 
 
 @lru_cache(maxsize=256)

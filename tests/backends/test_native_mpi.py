@@ -60,7 +60,7 @@ def test_signed_comparison_of_unsigned_numbers_is_noticed(comm, dtype):
 @pytest.mark.parametrize("dtype", ["f8", "f2"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_reduce_to_another_root_without_in_place(comm, monkeypatch, dtype, in_place):
-    """MPICH 4.0 to 4.1.2 crash there: the call gets a copy of the root's input."""
+    """MPICH 3.4 to 4.1.2 crash there: the call gets a copy of the root's input."""
     monkeypatch.setattr(native, "_crashes_in_place", lambda: True)
     sources = []
     bound = native.NativeCollectives._bound
@@ -78,6 +78,18 @@ def test_reduce_to_another_root_without_in_place(comm, monkeypatch, dtype, in_pl
         assert (got == comm.size * (comm.size + 1) / 2).all()
     if root:
         assert MPI.IN_PLACE not in sources and sources
+
+
+@pytest.mark.parametrize(
+    ("vendor", "version", "crashes"),
+    [
+        *[("MPICH", (3, 4, 3), True), ("MPICH", (4, 0, 3), True), ("MPICH", (4, 1, 3), False)],
+        *[("MPICH", (5, 0, 2), False), ("Open MPI", (4, 1, 4), False)],
+    ],
+)
+def test_the_libraries_that_crash(monkeypatch, vendor, version, crashes):
+    monkeypatch.setattr(MPI, "get_vendor", lambda: (vendor, version))
+    assert native._crashes_in_place.__wrapped__() == crashes
 
 
 @pytest.mark.parametrize("form", ["rows", "table", "objects"])
