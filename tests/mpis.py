@@ -68,9 +68,10 @@ def install_debian(name: str, venv: Path) -> dict[str, str]:
             path.write_text(f'#!/bin/sh\nexec {root}/usr/bin/{program}.{mpi} "$@"\n')
             path.chmod(0o755)
     folders = [str(x) for pattern in FOLDERS for x in root.glob(pattern)]
+    given = os.environ.get("LD_LIBRARY_PATH")
     open_mpi = {"OPAL_PREFIX": f"{root}/usr", "OPAL_LIBDIR": f"{folders[0]}/openmpi/lib"}
     return {
-        "LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")]),
+        "LD_LIBRARY_PATH": ":".join([*folders, *([given] if given else [])]),
         **(open_mpi if mpi == "openmpi" else {}),
     }
 

