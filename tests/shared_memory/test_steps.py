@@ -117,7 +117,8 @@ def test_an_error_of_pythons_comes_through():
     assert out == 0
 
 
-def test_arrival():
+@pytest.mark.parametrize("number", [5, 6, 7])  # of ranks on one core, the last goes on at once
+def test_arrival(number):
     memory, words = words_of()
     late, out = [], np.zeros(1)
     steps = Steps()
@@ -125,13 +126,13 @@ def test_arrival():
     steps.act([store(out, np.ones(1))])
     assert kinds(steps) == [ARRIVE, COPY]
     run, at = steps.bind(), PRINTS + 5 % HISTORY
-    memory[OTHER], memory[OTHER + at] = 5, MARK
+    memory[OTHER], memory[OTHER + at] = number, MARK
     run(5)
     assert (memory[ME], memory[ME + at]) == (5, MARK) and not late and out == 1
 
 
-@pytest.mark.parametrize(("sequence", "mark"), [(4, MARK), (5, MARK + 1), (6, MARK)])
-def test_late_ranks_are_left_to_python(sequence, mark):
+@pytest.mark.parametrize(("sequence", "mark"), [(4, MARK), (5, MARK + 1), (6, MARK + 1), (8, MARK)])
+def test_what_python_must_judge(sequence, mark):
     memory, words = words_of()
     late, out = [], np.zeros(1)
     steps = Steps()
