@@ -124,10 +124,13 @@ class Sequencer:
         # A rank that announces `last + 1` has left `last`.  The slots take turns by the number, so
         # `last + 1` < `sequence`: this rank has been there, and nobody waits here for one who waits
         # here.  `met` saves reading the board: ranks that have met after `last` have left it.
-        last, reached = self._slot_used[slot], self.backend.board.all_reached
-        late = last and last >= self.met and not reached(last + 1)
-        if late and not self.engine.wait(lambda: reached(last + 1), self.deadline()):
-            raise self.timed_out(operation, last + 1, how)
+        last = self._slot_used[slot]
+        if last and last >= self.met:
+            reached = self.backend.board.all_reached
+            if not reached(last + 1) and not self.engine.wait(
+                lambda: reached(last + 1), self.deadline()
+            ):
+                raise self.timed_out(operation, last + 1, how)
         self._slot_used[slot] = sequence
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
@@ -234,7 +237,7 @@ class Sequencer:
         `kernels` take turns: a staging slot or None, and ``serve(sequence)``, which runs the kernel
         and all its waits.
         """
-        turns, sequencer, door = len(kernels), self, self.door
+        turns, sequencer, door, used = len(kernels), self, self.door, self._slot_used
 
         def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
             def run() -> None:
@@ -245,7 +248,11 @@ class Sequencer:
                 sequencer.sequence = sequence = sequencer.sequence + 1
                 try:
                     slot, serve = kernels[sequence % turns]  # by the number: on all ranks alike
-                    if slot is not None:
+                    if slot is None:
+                        pass
+                    elif used[slot] < sequencer.met:  # as take_slot, without the call
+                        used[slot] = sequence
+                    else:
                         sequencer.take_slot(slot, sequence, operation, how)
                     serve(sequence)
                     sequencer.met = sequence
