@@ -52,6 +52,11 @@ class Scale:
 
 FULL = Scale("8,128,2K,16K,64K-64M", "64K-64M", 0.25, 0.08, 5)
 QUICK = Scale("8,64K,1M", "64K,1M", 0.05, 0.05, 1)
+# Beside other libraries: many short launches, so that each state of the machine has some of them.
+PEERS = Scale("8,1K,16K,64K,256K,1M,4M", "", 0.15, 0.0, 8)
+QUICK_PEERS = Scale("8,64K,1M", "", 0.05, 0.0, 1)
+ONLY_IN_PLACE = ("DeepSpeed",)
+PEER_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "alltoall")
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Launch:
         words = (self.mpi, f"{self.ranks}", self.place, self.variant.name, f"{self.number}")
         return "-".join(word.replace(", ", "+").replace(" ", "_") for word in words)
 
+    def words(self) -> list[str]:
+        """Return the program that each rank runs, and its arguments."""
+        return ["mpidist", *self.bench()]
+
     def bench(self) -> list[str]:
         """Return the arguments of ``mpidist``."""
         main = self.variant.name == MAIN
@@ -106,11 +115,84 @@ class Launch:
         return 2.5 + work * (1.0 if self.scale.sizes == FULL.sizes else 0.08)
 
 
+@dataclass(frozen=True)
+class PeerLaunch(Launch):
+    """One launch of the comparison with other libraries.
+
+    Attributes
+    ----------
+    library : str
+        Library that is measured beside the bare call; if empty, ``mpidist bench`` measures mpidist.
+    built : Path, optional
+        Folder of the compiled libraries.
+    """
+
+    library: str = ""
+    built: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the launch, for its files."""
+        place = self.place.replace(" ", "_")
+        return f"{self.mpi}-{self.ranks}-{place}-{self.library or 'peers'}-{self.number}"
+
+    def words(self) -> list[str]:
+        """Return the program that each rank runs, and its arguments."""
+        apart = self.place == "apart"
+        common = [
+            *(PEER_COLLECTIVES if apart else ("allreduce",)),
+            *("--bytes", self.scale.sizes, "--budget", f"{self.scale.budget:g}"),
+            *([] if apart else ["--in-place"]),
+        ]
+        if self.library:
+            program = ["benchmarks/peers.py", "--built", str(self.built)]
+            return [*program, "--libraries", self.library, *common]
+        own = ["--memory", "both", "--algorithms", "auto", "--no-stream"]
+        return ["mpidist", "bench", *common, *own]
+
+    def expected_seconds(self) -> float:
+        """Return a rough estimate of the time, from a machine with 2 cores."""
+        sizes = self.scale.sizes.count(",") + 1
+        return 3.0 + self.scale.budget * sizes * (7.0 if self.place == "apart" else 1.4)
+
+
 def applies(variant: Variant, vendor: str, ranks: int, cores: int) -> bool:
     """Return whether a variant differs from the settings of ``mpidist run``."""
     if variant.openmpi and vendor != "Open MPI":
         return False
     return variant.name != "no yield" or ranks > cores
+
+
+def plan_peers(
+    pythons: Sequence[str],
+    libraries: Mapping[str, str],
+    ranks: int,
+    scale: Scale,
+    built: Path,
+) -> list[Launch]:
+    """Return the launches of the comparison with other libraries, each a job of its own.
+
+    Parameters
+    ----------
+    pythons : sequence of str
+        Paths of the Pythons, one for each MPI.
+    libraries : mapping
+        Path of the Python that has a library, by its name.
+    ranks : int
+        Number of ranks.
+    scale : Scale
+        Amount of work.
+    built : Path
+        Folder of the compiled libraries.
+    """
+    every = [*((python, "") for python in pythons), *((p, name) for name, p in libraries.items())]
+    main = Variant(MAIN)
+    return [
+        PeerLaunch(python, ranks, place, main, number, scale, library, built)
+        for number in range(1, scale.launches + 1)
+        for python, library in every
+        for place in (("in place",) if library in ONLY_IN_PLACE else ("apart", "in place"))
+    ]
 
 
 def plan(

@@ -256,7 +256,8 @@ def page(groups: Sequence[Group], wanted: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def csv(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in reStructuredText."""
     quoted = [", ".join(f'"{cell}"' for cell in row) for row in rows]
     names = ", ".join(f'"{name}"' for name in header)
     return [".. csv-table::", f"   :header: {names}", "", *(f"   {line}" for line in quoted), ""]
@@ -271,7 +272,7 @@ def goals(groups: Sequence[Group]) -> str:
     rows = [(*_target(t), *(_reached(verdicts.get(t)) for verdicts in judged)) for t in targets]
     header = ("candidate", "sizes", "measure", *(group.title for group in groups))
     summary = f"Goals, and the values reached: {met} of {len(everything)} goals are met."
-    return "\n".join([WRITTEN, "", summary, "", *_csv(header, rows)])
+    return "\n".join([WRITTEN, "", summary, "", *csv(header, rows)])
 
 
 def _target(target: Target) -> tuple[str, ...]:
@@ -348,7 +349,7 @@ def _figures(cells: Cells, collective: str, in_place: bool, sizes: Sequence[int]
         means = [_mean(column) for column in zip(*columns)]
         row = ["**mean from 64K**", "", *means[:-1], "", "", means[-1]]
         rows.append(row + [""] * bound)
-    return _csv([*header, *(["% of bound"] if bound else [])], rows)
+    return csv([*header, *(["% of bound"] if bound else [])], rows)
 
 
 def without_paths(environment: dict[str, str]) -> dict[str, str]:

@@ -34,10 +34,21 @@ MEMORY_CHOICES = ("auto", PRIVATE, SYMMETRIC, "both")
 
 @dataclass(frozen=True)
 class Candidate:
-    """An executor or algorithm to measure, and the kind of memory of its arrays."""
+    """An executor or algorithm to measure, and the kind of memory of its arrays.
+
+    `other` is for a library that is measured beside mpidist: it takes a case, and returns a
+    function without arguments that runs it, or raises :class:`~mpidist.Unsupported`.
+    """
 
     name: str
     memory: str = PRIVATE
+    other: Callable[[Case], Callable[[], Any]] | None = None
+
+    def runner(self, comm: Communicator, case: Case) -> Callable[[], Any]:
+        """Return a function without arguments that runs a case."""
+        if self.other is not None:
+            return self.other(case)
+        return bare(comm, case) if self.name == BARE else ours(comm, case, self.name)
 
 
 def memories(comm: Communicator, collective: str) -> tuple[str, ...]:

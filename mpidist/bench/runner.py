@@ -17,7 +17,7 @@ from ..communicator.communicator import Communicator
 from ..errors import Unsupported
 from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
-from .candidates import Candidate, bare, candidates, knows, ours
+from .candidates import Candidate, candidates, knows
 from .cases import BARE, Case, Workload
 from .machine import Watch
 from .memory import describe_stream, measure_stream
@@ -173,11 +173,11 @@ class Contest:
     def admit(self, candidate: Candidate) -> None:
         """Call a candidate once; add it to `entries`, or to `refused` if unsupported or slow."""
         name, case = candidate.name, self.cases[candidate.memory]
-        if not knows(self.comm, name, case.collective):
+        if candidate.other is None and not knows(self.comm, name, case.collective):
             self.refused.append((candidate, f"{case.collective} has no {name}"))
             return
         try:
-            run = bare(self.comm, case) if name == BARE else ours(self.comm, case, name)
+            run = candidate.runner(self.comm, case)
             entry = Entrant(candidate, case, self.works[candidate.memory], run)
             seconds, _ = self.cycle([entry])[0]
         except Unsupported as error:
@@ -343,6 +343,7 @@ def measure(
     collectives: Sequence[str],
     settings: Settings,
     on_step: OnStep = lambda collective, nbytes: None,
+    others: Sequence[Candidate] = (),
 ) -> Results:
     """Measure collectives on all ranks; collective, with the same arguments everywhere.
 
@@ -358,6 +359,8 @@ def measure(
         Sizes, algorithms, dtype, operation and time limits.
     on_step : callable
         Called with collective and bytes before each size of each pass (:func:`steps` times).
+    others : sequence of Candidate
+        Libraries to measure beside mpidist.
 
     Returns
     -------
@@ -373,7 +376,7 @@ def measure(
     """
     results = Results()
     every = {
-        c: candidates(comm, c, settings.algorithms, settings.memory, collectives)
+        c: [*candidates(comm, c, settings.algorithms, settings.memory, collectives), *others]
         for c in collectives
     }
     for collective in collectives:
@@ -440,18 +443,19 @@ def run_benchmark(
     settings: Settings,
     on_step: OnStep = lambda collective, nbytes: None,
     stream: bool | None = None,
+    others: Sequence[Candidate] = (),
 ) -> Results:
     """Measure collectives; return results with the header and notes of the run; collective.
 
     Parameters
     ----------
-    comm, collectives, settings, on_step
+    comm, collectives, settings, on_step, others
         As for :func:`measure`.
     stream : bool, optional
         Whether to measure the memory bandwidth too; by default if all candidates are measured in
         symmetric memory.
     """
-    results = measure(comm, collectives, settings, on_step)
+    results = measure(comm, collectives, settings, on_step, others)
     results.header = {**make_header(comm), "iterations": results.iterations}
     if settings.memory in (SYMMETRIC, "both") if stream is None else stream:
         results.header["stream"] = measure_stream(comm).as_header()
@@ -585,7 +589,7 @@ def _row(entry: Entrant, reference: float | None, comm: Communicator) -> Row:
     return Row(
         work=case.collective,
         candidate=entry.name,
-        backend=BARE if entry.name == BARE else comm.backend.name,
+        backend=entry.name if entry.name == BARE or entry.candidate.other else comm.backend.name,
         ranks=comm.size,
         bytes=case.nbytes,
         dtype=str(entry.work.dtype),

@@ -238,7 +238,9 @@ def test_used_is_writing_call_and_first_reading(monkeypatch):
         return act
 
     monkeypatch.setattr(runner, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(runner, "ours", lambda comm, case, name: takes(5.0, "call"))
+    monkeypatch.setattr(
+        "mpidist.bench.candidates.ours", lambda comm, case, name: takes(5.0, "call")
+    )
     monkeypatch.setattr(Case, "fill", takes(3.0, "write"))
     monkeypatch.setattr(Entrant, "read", takes(7.0, "read"))
     monkeypatch.setattr(Case, "check", lambda *arguments: order.append("check") or True)
@@ -267,7 +269,7 @@ def test_what_is_read_is_the_result(collective, in_place):
 def test_ratios_of_used(monkeypatch):
     """Each is the bare call's divided by the candidate's own."""
     seconds = {"mpi4py": (1.0, 6.0), "ring": (2.0, 4.0)}
-    monkeypatch.setattr(runner, "bare", lambda comm, case: lambda: None)
+    monkeypatch.setattr("mpidist.bench.candidates.bare", lambda comm, case: lambda: None)
 
     def timed(self, entry):
         call, used = seconds[entry.name]
@@ -277,6 +279,32 @@ def test_ratios_of_used(monkeypatch):
     results = bench(1, ["allreduce"], sizes=[64], algorithms=["ring"])
     ratios = {row.candidate: (row.ratio, row.figures["used_ratio"]) for row in results.rows}
     assert ratios == {"mpi4py": (1.0, 1.0), "ring": (0.5, 1.5)}
+
+
+def test_a_library_beside_mpidist():
+    """It is checked like every candidate, and says itself what it cannot do."""
+
+    def job(comm):
+        def make(case, extra=0):
+            if case.nbytes > 64:
+                raise Unsupported("64 bytes at most")
+
+            def call():
+                comm.allreduce(case.x, out=case.out, algorithm="ring")
+                case.out += extra
+
+            return call
+
+        others = [Candidate("theirs", other=make), Candidate("off", other=lambda c: make(c, 1))]
+        settings = Settings(sizes=(64, 1 << 10), algorithms=["linear"], **QUICK)
+        return measure(comm, ["allreduce"], settings, others=others)
+
+    results = run_simulated(2, job)[0]
+    found = {row.candidate: row for row in results.rows if row.bytes == 64}
+    assert found["theirs"].correct and not found["off"].correct and not results.correct
+    assert found["theirs"].backend == "theirs" and "used_us" in found["theirs"].figures
+    (refusal,) = (r for r in results.unsupported if r.candidate == "theirs")
+    assert refusal == Refusal("allreduce", "theirs", 1 << 10, "64 bytes at most")
 
 
 def test_no_garbage_collection():
