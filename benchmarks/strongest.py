@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import Any
 
 from benchmarks.plan import PEER_COLLECTIVES
@@ -20,7 +21,7 @@ from mpidist.bench.results import Row, microseconds
 from mpidist.measure import counted, round_size
 from mpidist.selection.tuning import MEMORIES
 
-NEAR, FAR = "near", "far"
+NEAR, FAR, ONE = "near", "far", "one state"
 WORKS = tuple((name, name == "broadcast") for name in PEER_COLLECTIVES) + (("allreduce", True),)
 Work = tuple[str, bool]
 """A collective, and whether in place."""
@@ -143,13 +144,7 @@ def gathered(
         bare call of its MPI and of mpidist.
     """
     found = Peers()
-    trips = [
-        (row.figures["line_ns"], row.figures["line_most_ns"])
-        for _, _, rows in runs
-        for row in rows
-        if row.figures.get("line_ns")
-    ]
-    least = min((low for low, _ in trips), default=0.0)
+    border = border_of([row for _, _, rows in runs for row in rows])
     for library, header, rows in runs:
         mpi = title(header)
         mine, name = (found.libraries, library) if library else (found.mpis, mpi)
@@ -160,21 +155,37 @@ def gathered(
         found.ranks = header.get("ranks", found.ranks)
         for row in rows:
             time = row.time_us if alone else row.figures["used_us"]
-            _add(found, row, time, library, mpi, least)
+            _add(found, row, time, library, mpi, border)
     return found
 
 
-def _add(found: Peers, row: Row, time: float, library: str, mpi: str, least: float) -> None:
+def border_of(rows: Iterable[Row]) -> float | None:
+    """Return the round trip that is between those of near and of far rows; None with one state.
+
+    It is within the largest gap, if that is wider than what marks a row as changed.
+    """
+    pairs = [_trip(row) for row in rows if not row.figures.get("changed")]
+    trips = sorted(value for pair in pairs for value in pair if value)
+    gaps = [(high / low, low, high) for low, high in pairwise(trips)]
+    widest, low, high = max(gaps, default=(0.0, 0.0, 0.0))
+    return statistics.geometric_mean([low, high]) if widest > CHANGED else None
+
+
+def _trip(row: Row) -> tuple[float, float]:
+    return row.figures.get("line_ns") or 0.0, row.figures.get("line_most_ns") or 0.0
+
+
+def _add(found: Peers, row: Row, time: float, library: str, mpi: str, border: float | None) -> None:
     """Add a row's time to its spot; the bare call beside another library is not counted twice."""
     bare = row.candidate == BARE
     if row.candidate not in ((library,) if library else (BARE, "auto")):
         return
     found.wrong += row.correct is False
-    low, high = row.figures.get("line_ns", 0.0), row.figures.get("line_most_ns", 0.0)
-    if row.figures.get("changed") or low <= CHANGED * least < high:
+    if row.figures.get("changed"):
         found.mixed += 1
         return
-    state = NEAR if high <= CHANGED * least else FAR
+    low, high = _trip(row)
+    state = ONE if border is None else NEAR if high < border else FAR
     before = found.states.get(state, (low, high))
     found.states[state] = min(low, before[0]), max(high, before[1])
     who = (library,) if library else (mpi,) if bare else (row.memory, mpi)
@@ -207,7 +218,7 @@ def mean(ratios: Iterable[float]) -> float | None:
 
 def ordered(found: Peers) -> list[str]:
     """Return the states that have rows of mpidist, near first."""
-    return [state for state in (NEAR, FAR) if found.sizes(state)]
+    return [state for state in (NEAR, FAR, ONE) if found.sizes(state)]
 
 
 def described(found: Peers, state: str) -> str:
@@ -265,16 +276,24 @@ def _means(found: Peers, alone: Peers) -> list[list[str]]:
 
 
 def _lost(found: Peers, state: str) -> str:
-    """Return a sentence with the cells where the strongest peer is faster, and its name."""
+    """Return sentences with the strongest peer at each size, and the cells where it is faster."""
+    by_size = []
+    for nbytes in found.sizes(state):
+        names = Counter(found.strongest(state, work, nbytes)[0] for work in WORKS)
+        text = ", ".join(f"{name} {count}" for name, count in names.most_common() if name)
+        by_size.append(f"{round_size(nbytes)}: {text}")
     texts = []
     for memory in MEMORIES:
-        cells = [
-            f"{named(work)} {round_size(n)} {value:.2f} ({found.strongest(state, work, n)[0]})"
-            for (work, n), value in found.ratios(state, memory, found.mpis[0]).items()
-            if value < 1
+        lost = [cell for cell, v in found.ratios(state, memory, found.mpis[0]).items() if v < 1]
+        works = [
+            f"{named(work)} {', '.join(round_size(n) for _, n in cells)}"
+            for work, cells in groupby(lost, lambda cell: cell[0])
         ]
-        texts.append(f"{memory} arrays: {', '.join(cells) or 'nowhere'}")
-    return f"Where the strongest is not mpidist over {found.mpis[0]}, {state}: {'; '.join(texts)}."
+        texts.append(f"{memory} arrays: {'; '.join(works) or 'nowhere'}.")
+    return (
+        f"{state.capitalize()}, the strongest peers, by the number of rows: {'; '.join(by_size)}.  "
+        f"Where they are faster than mpidist over {found.mpis[0]}, {'  In '.join(texts)}"
+    )
 
 
 def page(found: Peers, wanted: int) -> str:

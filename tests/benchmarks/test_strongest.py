@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import compare, strongest
 from benchmarks.plan import ONLY_IN_PLACE, PEERS, QUICK_PEERS, PeerLaunch, plan_peers
-from benchmarks.strongest import FAR, NEAR, Spot
+from benchmarks.strongest import FAR, NEAR, ONE, Spot
 from mpidist.bench import Row
 
 K = 1 << 10
@@ -33,7 +33,7 @@ def launches():
     """Two MPIs, a library that is in place only, and one that is faster out of place."""
     far = {"line": 600.0, "most": 640.0}
     ours = [row("auto", 20.0), row("auto", 5.0, memory="symmetric"), row("native", 1.0)]
-    mixed = [row("mpi4py", 1.0, figures={"changed": True}), row("mpi4py", 2.0, line=100, most=900)]
+    mixed = [row("mpi4py", 1.0, line=140, most=900, figures={"changed": True})]
     return [
         ("", header("A"), [row("mpi4py", 50.0), *ours, row("auto", 90.0, **far)]),
         ("", header("A"), [row("mpi4py", 70.0), row("mpi4py", 80.0, **far)]),
@@ -62,7 +62,7 @@ def test_plan():
 
 def test_states_and_medians():
     found = strongest.gathered(launches())
-    assert found.peers == ["A 1", "B 1", "shm", "gloo"] and found.mixed == 2
+    assert found.peers == ["A 1", "B 1", "shm", "gloo"] and found.mixed == 1
     assert found.states == {NEAR: (140.0, 150.0), FAR: (600.0, 640.0)}
     assert found.time(Spot(NEAR, *APART, 64 * K, "A 1")) == 60.0, "the median of two launches"
     assert found.time(Spot(FAR, *APART, 64 * K, "A 1")) == 80.0
@@ -89,8 +89,16 @@ def test_round_trip_not_known():
     for one in rows:
         del one.figures["line_ns"], one.figures["line_most_ns"]
     found = strongest.gathered([("", header("A"), rows)])
-    assert found.ratio(NEAR, APART, 64 * K, "private", "A 1") == 1.25 and found.mixed == 0
-    assert "not known" in strongest.described(found, NEAR)
+    assert found.ratio(ONE, APART, 64 * K, "private", "A 1") == 1.25 and found.mixed == 0
+    assert "not known" in strongest.described(found, ONE)
+
+
+def test_border_between_the_states():
+    trips = [(120, 150), (125, 190), (600, 700), (640, 690)]
+    rows = [row("auto", 5.0, line=low, most=high) for low, high in trips]
+    changed = row("auto", 5.0, line=60, most=300, figures={"changed": True})
+    assert 190 < strongest.border_of([*rows, changed]) < 600
+    assert strongest.border_of(rows[:2]) is None and strongest.border_of([]) is None
 
 
 def test_tables():
@@ -98,12 +106,12 @@ def test_tables():
     text = strongest.summary(found, strongest.gathered(launches(), alone=True))
     assert '"allreduce", "private", "**0.50**"' in text
     assert '"allreduce", "symmetric", "2.00"' in text
-    assert "private arrays: allreduce 64K 0.50 (shm); symmetric arrays: nowhere." in text
+    assert "private arrays: allreduce 64K.  In symmetric arrays: nowhere." in text
     assert "round trip of a cache line 600 to 640 ns" in text
     assert '"A 1", "private", "**0.50**; a peer is faster in 1 of 1; calls alone' in text
     page = strongest.page(found, 3)
     assert '"64K", "60.00", "40.00", "**10.00**", "900.0", "20.00", "8.000", "5.000", ""' in page
-    assert "2 rows left out" in page and "A 1 2, B 1 1, shm 1, gloo 1" in page
+    assert "1 row left out" in page and "A 1 2, B 1 1, shm 1, gloo 1" in page
     table = strongest.readme(found)
     assert "| near | private | **0.50** |" in table and "| far | private | **0.89** |" in table
 
@@ -141,7 +149,7 @@ def test_launches_on_disk(tmp_path, monkeypatch):
     assert all(isinstance(one, PeerLaunch) for one in some)
     compare.run_missing(some, tmp_path, 1.0)
     found, _ = compare.gather_peers(some, tmp_path)
-    assert found.strongest(NEAR, APART, 64 * K) in [("A 1", 10.0), ("oneCCL", 10.0)]
+    assert found.strongest(ONE, APART, 64 * K) in [("A 1", 10.0), ("oneCCL", 10.0)]
     (note,) = found.notes
     assert "exit code 7" in note and note.startswith("FAILED") and "gloo" in note
     assert all(str(tmp_path) not in command for command in found.commands)
