@@ -5,6 +5,7 @@ import pytest
 
 from mpidist.bench import training
 from mpidist.bench.training import OURS, communication, describe
+from mpidist.errors import InvalidArgument
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 
@@ -98,3 +99,30 @@ def test_models(comm, monkeypatch):
         assert rows[0].work.startswith(f"step, {name} of ") and stats.steps >= 5
     net, loss = models_torch.resnet18()
     assert sum(p.numel() for p in net.parameters()) == 11_173_962 and loss(net).isfinite()
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_steps_over_torch_distributed(comm, monkeypatch):
+    from mpidist.bench import torch_steps
+    from mpidist.bench.torch_steps import STEPS, Scale, measure_torch_steps
+    from mpidist.commands.bench.torch import STEPS as NAMES
+
+    assert tuple(STEPS) == NAMES
+    small = Scale(width=64 * comm.size, layers=1, samples=2)
+    if comm.size == 1:
+        with pytest.raises(InvalidArgument, match="on 1 rank"):
+            measure_torch_steps(comm, NAMES, [small], 1)
+        return
+    with pytest.raises(InvalidArgument, match=f"width=7: expected a multiple of {64 * comm.size}"):
+        measure_torch_steps(comm, NAMES, [Scale(width=7)], 1)
+    results = measure_torch_steps(comm, NAMES, [small], 1)
+    assert [row.candidate for row in results.rows] == ["gloo", "mpidist", "no communication"] * 2
+    assert [row.correct for row in results.rows] == [True, True, None] * 2
+    assert results.reference == "gloo" and results.rows[3].ratio == 1
+    work = [row.work for row in results.rows[::3]]
+    assert work[0].startswith("step, FSDP2, width ") and work[1].startswith("step, tensor-parallel")
+    # Gradients that are not averaged: each rank trains on its own batch.
+    model = torch_steps.Fsdp2.model
+    monkeypatch.setattr(torch_steps.Fsdp2, "model", lambda self, mesh: model(self, None))
+    wrong = measure_torch_steps(comm, ["fsdp2"], [small], 1)
+    assert [row.correct for row in wrong.rows] == [False, False, None]

@@ -385,6 +385,13 @@ def test_launched_rank():
         ("bench ddp --model gpt3", "--model … 'gpt3' is not one of"),
         ("bench ddp --model moe --parameters 4", "--parameters … only for steps without --model"),
         ("bench ddp --model moe --overlap", "--model … only for steps without --overlap"),
+        ("bench torch --step fsdp3", "--step … 'fsdp3' is not one of"),
+        (
+            "bench torch --step fsdp2 all_reduce",
+            "COLLECTIVE … only for collectives",
+        ),
+        ("bench torch --step fsdp2 --bytes 8", "--bytes … only for collectives, without --step"),
+        ("bench torch --width 64", "--width … only for training steps, with --step"),
         ("bench ddp --overlap", "bench ddp --overlap on 1 rank … expected 2 or more"),
         ("bench pipeline", "bench pipeline on 1 rank … expected 2 or more"),
         ("bench allreduce --overlap", "No such option … --overlap"),
