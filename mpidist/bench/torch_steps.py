@@ -186,8 +186,10 @@ def _rows(comm: Communicator, kind: Any, rounds: int) -> list[Row]:
         return Training(kind.model(mesh), kind.batch(whole))
 
     with process_groups(comm) as (over_mpidist, over_gloo):
+        # With names: DTensor remembers results by the mesh, and two meshes of the same ranks
+        # without are equal, so that both models would communicate over the group of the first.
         made = {
-            name: training(DeviceMesh.from_group(group, "cpu"))
+            name: training(DeviceMesh.from_group(group, "cpu", mesh_dim_names=(name,)))
             for name, group in ((GLOO, over_gloo), (OURS, over_mpidist))
         }
         alone = training(None)

@@ -121,6 +121,10 @@ def test_steps_over_torch_distributed(comm, monkeypatch):
     assert results.reference == "gloo" and results.rows[3].ratio == 1
     work = [row.work for row in results.rows[::3]]
     assert work[0].startswith("step, FSDP2, width ") and work[1].startswith("step, tensor-parallel")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        measure_torch_steps(comm, ["tensor_parallel"], [small], 1)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["mpidist:all_reduce"] == calls["gloo:all_reduce"] > 0, "each over its own group"
     # Gradients that are not averaged: each rank trains on its own batch.
     model = torch_steps.Fsdp2.model
     monkeypatch.setattr(torch_steps.Fsdp2, "model", lambda self, mesh: model(self, None))
