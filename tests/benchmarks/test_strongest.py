@@ -157,3 +157,20 @@ def test_launches_on_disk(tmp_path, monkeypatch):
     assert content["results"]["rows"][0]["figures"]["used_us"] == 10.0
     compare.write_peers(found, found, tmp_path / "out", 1)
     assert "FAILED" in (tmp_path / "out" / "peers-tables.inc").read_text()
+
+
+def test_the_readme_has_the_means_of_the_page():
+    """Both are written from the same launches: neither was changed by hand, or alone."""
+    root = Path(compare.__file__).parents[1]
+    page = (root / "docs" / "benchmarks_data" / "peers.inc").read_text(encoding="utf-8")
+    wanted, state = {}, ""
+    for line in page.splitlines():
+        if line.startswith("**"):
+            state = line.strip("*").partition(",")[0]
+        elif line.startswith('   "mean", '):
+            _, memory, *cells, _ = [cell.strip('"') for cell in line.strip().split(", ")]
+            wanted[state, memory] = cells
+    text = (root / "README.md").read_text(encoding="utf-8")
+    table = text.partition(strongest.BEGIN)[2].partition(strongest.END)[0].strip().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    assert {(row[0], row[1]): row[2:] for row in rows} == wanted and len(wanted) >= 2
