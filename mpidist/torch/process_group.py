@@ -1,10 +1,10 @@
 """The process group of torch.distributed's backend "mpidist", over a communicator.
 
 Each collective of c10d is one call of a public collective, on the memory of the tensors.  A
-blocking call runs in the caller's thread; one with ``async_op=True`` runs in a thread of the group,
-so that backward goes on meanwhile and C++ can wait for its future, or in the thread that waits for
-it before it has begun; all run in order.  Messages have a communicator of their own and are waited
-for in the caller's thread; threads share it.
+blocking call runs in the caller's thread.  One with ``async_op=True`` is queued: whoever waits for
+it performs it, with those before it; a thread performs it if nobody waits for it soon, or if its
+future is asked for, which C++ can wait for; all run in order.  Messages have a communicator of
+their own and are waited for in the caller's thread; threads share it.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ NAMES_OF_C10D = {
 """For parameters of the methods of :class:`ProcessGroup`: their names in c10d's forms."""
 _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
+_LOOK_SECONDS = 1e-4, 1e-3  # shortest and longest, between looks for what nobody waits for
+_QUIET_LOOKS = 4  # without a new operation: then the thread is for others
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
 _FOREVER = 10 * 365 * 86400.0
 _SETUP_SECONDS = 60.0  # for making and freeing a group, if its deadline is shorter
@@ -242,51 +244,65 @@ def _counts(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 class _Threads:
-    """Threads that run queued operations, and threads that run callbacks of futures.
+    """Threads of all groups: they perform queued operations, and run callbacks of futures.
 
-    PyTorch aborts the process if Python exits while a thread runs PyTorch's code.  So Python's exit
-    waits for these threads: for a second for queued operations, and for all callbacks.
+    A thread is started only if none is idle.  PyTorch aborts the process if Python exits while a
+    thread runs PyTorch's code.  So Python's exit waits for these threads: for a second for queued
+    operations, and for all callbacks.
+
+    Attributes
+    ----------
+    ending : bool
+        Whether Python exits.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks: set[threading.Thread] = set()
-        self._workers: list[tuple[queue.SimpleQueue, threading.Thread]] = []
-        self._ended = False
+        self._changed = threading.Condition()
+        self._tasks: queue.SimpleQueue[Act] = queue.SimpleQueue()
+        self._idle = self._busy = self._callbacks = 0
+        self.ending = self._ended = False
         atexit.register(self._end)
 
-    def serve(self, target: Callable[[queue.SimpleQueue], None]) -> queue.SimpleQueue:
-        """Start a thread that runs ``target(queue)``, and return the queue.
+    def start(self, task: Act) -> None:
+        """Call a function in another thread."""
+        with self._changed:
+            if self._ended:
+                return
+            self._busy += 1
+            grow = not self._idle
+            self._idle -= not grow
+        self._tasks.put(task)
+        if grow:
+            threading.Thread(target=self._run, name="mpidist-group", daemon=True).start()
 
-        The target takes operations from the queue; None in the queue ends it.
-        """
-        waiting: queue.SimpleQueue = queue.SimpleQueue()
-        thread = threading.Thread(target=target, args=(waiting,), name="mpidist-group", daemon=True)
-        self._workers = [(q, worker) for q, worker in self._workers if worker.is_alive()]
-        self._workers.append((waiting, thread))
-        thread.start()
-        return waiting
+    def _run(self) -> None:
+        POLLING.gentle = True
+        while True:
+            self._tasks.get()()
+            with self._changed:
+                self._busy -= 1
+                self._idle += 1
+                self._changed.notify_all()
 
     def complete(self, future: Any) -> None:
-        """Complete a future, and run the future's callbacks, in a new thread.
-
-        Callbacks may start and await collectives, which the thread of the operations must run.
-        """
-        with self._lock:
-            if not self._ended:
-                self._callbacks = {thread for thread in self._callbacks if thread.is_alive()}
-                thread = threading.Thread(target=future.set_result, args=(None,), daemon=True)
-                self._callbacks.add(thread)
-                thread.start()
+        """Complete a future, and run its callbacks, in this thread."""
+        with self._changed:
+            if self._ended:
+                return
+            self._callbacks += 1
+        try:
+            future.set_result(None)
+        finally:
+            with self._changed:
+                self._callbacks -= 1
+                self._changed.notify_all()
 
     def _end(self) -> None:
-        for waiting, worker in self._workers:
-            waiting.put(None)
-            worker.join(_ENDING_SECONDS)
-        with self._lock:
+        with self._changed:
+            self.ending = True
+            self._changed.wait_for(lambda: not self._busy, _ENDING_SECONDS)
+            self._changed.wait_for(lambda: not self._callbacks)
             self._ended = True
-        for thread in self._callbacks:
-            thread.join()
 
 
 _THREADS = _Threads()
@@ -304,14 +320,22 @@ class _Work(dist.Work):
         self._settles: Any = None
         self._lock = threading.RLock()
 
-    def _end(self, error: BaseException | None = None) -> None:
-        """Record that the operation has ended, and complete its future."""
+    def record(self, error: BaseException | None = None) -> Any:
+        """Record that the operation has ended; return its future, to be completed, or None."""
         with self._lock:
             if self._ended:
-                return
-            self._error, self._ended, settles = error, True, self._settles
+                return None
+            self._error, self._ended = error, True
+            return self._settles
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Record that the operation has ended, and have its future completed.
+
+        That is in another thread, as callbacks may wait for what this thread is to do.
+        """
+        settles = self.record(error)
         if settles is not None:
-            _THREADS.complete(settles)
+            _THREADS.start(lambda: _THREADS.complete(settles))
 
     def _raise(self) -> None:
         error = self.exception()
@@ -378,15 +402,39 @@ _BLOCKING = _Done([])  # of all blocking calls: PyTorch's functions do not retur
 
 
 class _Queued(_Work):
-    """The Work of an operation that runs in the group's thread, or in one that waits for it."""
+    """The Work of a queued operation.
 
-    def __init__(self, group: ProcessGroup, what: str, outputs: Sequence[Tensor]):
+    Attributes
+    ----------
+    number : int
+        Its number among the operations of the group.
+    """
+
+    def __init__(self, group: ProcessGroup, name: str, number: int, outputs: Sequence[Tensor]):
         super().__init__(outputs)
-        self._group, self._what, self._event = group, what, threading.Event()
+        self._group, self._name, self.number = group, name, number
+        self._event: threading.Event | None = None  # once a thread waits that does not perform it
 
-    def _end(self, error: BaseException | None = None) -> None:
-        super()._end(error)
-        self._event.set()
+    @property
+    def what(self) -> str:
+        """The operation, in messages of errors."""
+        return self._group.what(self._name, self.number)
+
+    def record(self, error: BaseException | None = None) -> Any:
+        """Record that the operation has ended; return its future, to be completed, or None."""
+        settles = super().record(error)
+        if self._event is not None:
+            self._event.set()
+        return settles
+
+    def event(self) -> threading.Event:
+        """Return an event that is set at the end of the operation."""
+        with self._lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self._ended:
+                    self._event.set()
+        return self._event
 
     @_uncompiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -395,14 +443,21 @@ class _Queued(_Work):
         Sends and receives of this group make progress meanwhile.  A `timeout` of 0 waits as long as
         the operation's own deadline allows.
         """
-        seconds = timeout.total_seconds()
-        if seconds <= 0:
-            self._group.take_over(self)
-        if not self._group.await_event(self._event, seconds if seconds > 0 else None):
-            raise dist.DistBackendError(
-                f"{self._what}: Timed out waiting {_milliseconds(seconds)}ms for its end"
-            )
+        if not self._ended:
+            seconds = timeout.total_seconds()
+            if not self._group.await_work(self, seconds if seconds > 0 else None):
+                raise dist.DistBackendError(
+                    f"{self.what}: Timed out waiting {_milliseconds(seconds)}ms for its end"
+                )
         return super().wait()
+
+    @_uncompiled
+    def get_future(self) -> Any:
+        """Return a future of the tensors that hold the result."""
+        future = super().get_future()
+        if not self._ended:  # C++ may wait for it, which performs nothing
+            self._group.hasten(self)
+        return future
 
 
 class _Message(_Work):
@@ -592,13 +647,17 @@ class ProcessGroup(dist.ProcessGroup):
         self._name, self._description, self._store = name, "", store
         self.key: Key | None = None
         self._sequence = self._monitored = 0
-        self._queue: queue.SimpleQueue[bool | None] | None = None  # True for each of _operations
+        self._newest = 0  # number of the last queued operation
         self._operations: deque[tuple[_Queued, Act, float | None]] = deque()  # not begun
         # Held by the thread that performs one of them: PyTorch's callers may be several threads,
         # and a communicator serves one.
         self._performing = threading.RLock()
         self._queued = 0  # operations with async_op=True that have not ended
-        self._counting = threading.Lock()
+        self._waiting = 0  # threads that perform, or are about to perform, what they wait for
+        self._served = False  # by a thread of _THREADS
+        self._hastened = 0  # up to this number, operations are performed at once
+        self._hints: queue.SimpleQueue[None] = queue.SimpleQueue()  # that this has changed
+        self._counting = threading.Lock()  # for these numbers
         self._pending: set[_Message] = set()  # by several threads: changed in place only
         self._side_streams: dict[torch.device, Any] = {}  # of operations with async_op=True
         self._coalesced: list[_Work] | None = None  # of the block that has begun, if one has
@@ -715,21 +774,20 @@ class ProcessGroup(dist.ProcessGroup):
         return made
 
     def shutdown(self) -> None:
-        """End the group's thread, once it has run the queued operations.
+        """Let queued operations be performed at once.
 
         As this call is not collective, the communicators are freed later: when the members make
         another group together.
         """
-        if self._queue is not None:
-            self._queue.put(None)
-            self._queue = None
+        if self._operations:
+            self.hasten(self._operations[-1][0])
         self._advance()
         quiet = not self._queued and not self._pending
         if self.key is not None and quiet:
             _RETIRED[self.key] = (self.comm, self.messages)
 
     def abort(self) -> None:
-        """End the group's thread, as :meth:`shutdown` does."""
+        """Let queued operations be performed at once, as :meth:`shutdown` does."""
         self.shutdown()
 
     # -- running ----------------------------------------------------------------------------------
@@ -759,8 +817,9 @@ class ProcessGroup(dist.ProcessGroup):
             what = f"rank {self._rank}: {name} of group {self._name!r}"
             raise self.translated(error, what) from error
 
-    def _what(self, name: str) -> str:
-        return f"rank {self._rank}: {name} #{self._sequence} of group {self._name!r}"
+    def what(self, name: str, number: int) -> str:
+        """Return the description of an operation in messages of errors."""
+        return f"rank {self._rank}: {name} #{number} of group {self._name!r}"
 
     def _run(
         self,
@@ -772,10 +831,9 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Any:
         """Run an operation, the function `act`, and return its Work.
 
-        A blocking operation runs in the calling thread, one with ``async_op=True`` in the group's,
-        unless the calling thread waits for it before it begins (:meth:`take_over`).  While
-        operations are queued for the group's thread, blocking ones are queued behind them.
-        `inputs` are needed only if there may be no `outputs`: to find the operation's GPU.
+        A blocking operation runs in the calling thread, one with ``async_op=True`` is queued.
+        While operations are queued, blocking ones are queued behind them.  `inputs` are needed only
+        if there may be no `outputs`: to find the operation's GPU.
         """
         self._sequence += 1
         if self._sequence == 1:
@@ -786,11 +844,11 @@ class ProcessGroup(dist.ProcessGroup):
             act = _recorded(name, act, opts.asyncOp)
         if not opts.asyncOp and not self._queued:
             with self._performing:
-                error = self._attempt(name, act, seconds)
+                error = self._attempt(name, self._sequence, act, seconds)
             if error is not None:
                 raise error
             return _BLOCKING
-        work = _Queued(self, self._what(name), outputs)
+        work = _Queued(self, name, self._sequence, outputs)
         for x in (*outputs, *inputs):
             if framework.is_there(x):
                 act = framework.on_side_stream(act, x, self._side_streams)
@@ -799,10 +857,10 @@ class ProcessGroup(dist.ProcessGroup):
             act = begun_here(act)
         with self._counting:
             self._queued += 1
-            if self._queue is None:
-                self._queue = _THREADS.serve(self._serve)
-        self._operations.append((work, act, seconds))
-        self._queue.put(True)
+            self._newest = work.number
+            self._operations.append((work, act, seconds))
+        if not self._served:
+            self._have_served()
         if self._coalesced is not None:
             self._coalesced.append(work)
         if _GIVEN_TO_GRAPHS():
@@ -823,7 +881,9 @@ class ProcessGroup(dist.ProcessGroup):
                 f"expected 'mpidist', alone{BESIDE}"
             )
 
-    def _attempt(self, name: str, act: Act, seconds: float | None) -> BaseException | None:
+    def _attempt(
+        self, name: str, number: int, act: Act, seconds: float | None
+    ) -> BaseException | None:
         """Perform an operation with a deadline; return its error, None if it succeeded."""
         comm = self.comm
         try:
@@ -831,8 +891,7 @@ class ProcessGroup(dist.ProcessGroup):
                 comm.timeout = seconds
             act()
         except MpidistError as error:
-            what = name if name.startswith("rank ") else self._what(name)
-            return self.translated(error, what, seconds)
+            return self.translated(error, self.what(name, number), seconds)
         except BaseException as error:
             return error
         finally:
@@ -840,47 +899,111 @@ class ProcessGroup(dist.ProcessGroup):
                 comm.timeout = self._seconds
         return None
 
-    def _serve(self, waiting: queue.SimpleQueue) -> None:
-        """Run the queued operations in order, in the group's thread."""
-        POLLING.gentle = True
-        while waiting.get() is not None:
-            if self._operations:  # else a waiter has performed it
-                with self._performing:
-                    self._perform_next()
+    # Queued operations.  Almost always the thread that queues an operation waits for it soon; going
+    # to another thread and back takes 30 to 100 µs, so it performs what it waits for:
+    #
+    #   caller   queue 1, 2, 3 … wait(2): performs 1, 2 … computes ………………………… wait(3)
+    #   server       looks            looks, gives way       looks   looks: performs 3
+    #
+    # A server performs what it has seen at its last look, unless a thread waits for it.  Its looks
+    # become rarer while it finds nothing to do, since each takes Python's lock.
 
-    def _perform_next(self) -> None:
-        """Perform the first queued operation, if there is one; `_performing` is held."""
-        if self._operations:
-            work, act, seconds = self._operations.popleft()
-            error = self._attempt(work._what, act, seconds)
-            with self._counting:
-                self._queued -= 1
-            work._end(error)
+    def _have_served(self) -> None:
+        """Have a thread serve the queued operations, if none does."""
+        with self._counting:
+            if self._served or not self._operations:
+                return
+            self._served = True
+        _THREADS.start(self._serve)
 
-    def take_over(self, work: _Queued) -> None:
-        """Perform an operation in the calling thread, which waits for it, if it is the next one.
-
-        Going to the group's thread and back takes longer: with 2 ranks on 2 cores 36 µs for 4 bytes
-        in place of 25, and 110 µs for 64 KB in place of 21, over the time of a blocking call.
-
-        Nothing is done if the group's thread performs an operation, or if sends and receives are
-        pending, which make progress while :meth:`await_event` waits; nor in a daemon thread, which
-        Python does not wait for at its end.
-        """
-        if threading.current_thread().daemon:
-            return
-        if self._operations and not self._pending and self._performing.acquire(blocking=False):
+    def _serve(self) -> None:
+        """Perform the queued operations for which nobody waits soon, until there are no more."""
+        pause, seen, quiet = _LOOK_SECONDS[0], 0, 0
+        while True:
             try:
-                if self._operations and self._operations[0][0] is work:
-                    self._perform_next()
-            finally:
-                self._performing.release()
+                self._hints.get(timeout=pause)
+            except queue.Empty:
+                pass
+            pause = min(2 * pause, _LOOK_SECONDS[1])
+            while self._operations and not self._waiting:
+                last = max(seen, self._hastened) if not _THREADS.ending else math.inf
+                with self._performing:
+                    if not self._operations or self._operations[0][0].number > last:
+                        break
+                    settles = self._perform_next()
+                pause = _LOOK_SECONDS[0]
+                if settles is not None and not self._completed(settles):
+                    return
+            newest = self._newest
+            quiet = quiet + 1 if newest == seen else 0
+            seen = newest
+            if not self._operations and (quiet == _QUIET_LOOKS or _THREADS.ending):
+                with self._counting:
+                    if not self._operations:
+                        self._served = False
+                        return
 
-    def await_event(self, event: threading.Event, seconds: float | None) -> bool:
-        """Wait for an event of the group's thread; return False if `seconds` pass before it.
+    def _completed(self, future: Any) -> bool:
+        """Complete a future in the serving thread; return whether that is to go on serving.
 
-        Sends and receives of the group make progress meanwhile.
+        Callbacks may start and await operations, for which another thread serves meanwhile.
         """
+        with self._counting:
+            self._served = False
+        self._have_served()
+        _THREADS.complete(future)
+        with self._counting:
+            if self._served:
+                return False
+            self._served = True
+        return True
+
+    def _perform_next(self) -> Any:
+        """Perform the first queued operation; `_performing` is held.
+
+        Return its future, which is to be completed, or None.
+        """
+        work, act, seconds = self._operations.popleft()
+        error = self._attempt(work._name, work.number, act, seconds)
+        with self._counting:
+            self._queued -= 1
+        return work.record(error)
+
+    def hasten(self, work: _Queued) -> None:
+        """Have an operation, and those before it, performed at once by another thread."""
+        with self._counting:
+            self._hastened = max(self._hastened, work.number)
+        self._hints.put(None)
+        self._have_served()
+
+    def await_work(self, work: _Queued, seconds: float | None) -> bool:
+        """Wait for a queued operation; return False if `seconds` pass before its end.
+
+        The calling thread performs it, and those before it; but not with a limit of `seconds`, nor
+        while sends and receives are pending, which make progress meanwhile, nor in a daemon thread,
+        which Python does not wait for at its end.
+        """
+        if seconds is None and not self._pending and not threading.current_thread().daemon:
+            with self._counting:
+                self._waiting += 1
+            try:
+                with self._performing:
+                    while self._operations and not work._ended:
+                        first = self._operations[0][0]
+                        settles = self._perform_next()
+                        if settles is not None:
+                            _THREADS.start(functools.partial(_THREADS.complete, settles))
+                        if isinstance(first._error, KeyboardInterrupt):  # of this wait
+                            raise first._error
+            finally:
+                with self._counting:
+                    self._waiting -= 1
+                if self._hastened > work.number and self._operations:
+                    self._hints.put(None)  # the server has given way
+            if work._ended:
+                return True
+        self.hasten(work)
+        event = work.event()
         if not self._pending:
             return event.wait(seconds)
         waited = 0.0

@@ -735,18 +735,57 @@ def test_a_waiter_performs_what_has_not_begun(place, monkeypatch):
     """Nobody serves the group's queue here, as if its thread had not come to it yet."""
     rank, size = place
     group = dist.new_group()
-    monkeypatch.setattr("mpidist.torch.process_group._THREADS.serve", lambda _: queue.SimpleQueue())
-    x = torch.ones(3)
-    first, second = (dist.all_reduce(x, group=group, async_op=True) for _ in range(2))
-    with pytest.raises(dist.DistBackendError, match=f"rank {rank}: .*Timed out waiting 20ms"):
-        second.wait(timedelta(milliseconds=20))  # it is not the next one
+    monkeypatch.setattr("mpidist.torch.process_group._THREADS.start", lambda _: None)
+    x, y, z = (torch.ones(3) for _ in range(3))
+    first, second, third = (dist.all_reduce(t, group=group, async_op=True) for t in (x, y, z))
     with pytest.raises(dist.DistBackendError, match=f"rank {rank}: .*Timed out waiting 20ms"):
         first.wait(timedelta(milliseconds=20))  # an operation has its own deadline
     assert not first.is_completed() and (x == 1).all()
-    assert first.wait() and not second.is_completed() and (x == size).all()
-    assert second.wait() and second.result()[0] is x and (x == size * size).all()
+    assert second.wait() and first.is_completed() and not third.is_completed()
+    assert (x == size).all() and (y == size).all() and second.result()[0] is y
+    dist.all_reduce(x, group=group)  # behind what is queued
+    assert third.is_completed() and (z == size).all() and (x == size * size).all()
     dist.all_reduce(x.fill_(1), group=group)  # nothing is queued: it is performed at once
     assert (x == size).all()
+
+
+def test_operations_end_without_a_waiter(place):
+    _, size = place
+    tensors = [torch.ones(5) for _ in range(10)]
+    works = [dist.all_reduce(x, async_op=True) for x in tensors]
+    until = time.monotonic() + 10
+    while not all(work.is_completed() for work in works):
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    assert all((x == size).all() for x in tensors)
+
+
+def test_futures_end_in_order_while_others_wait(place):
+    """Works with and without futures, waited for in any order of rank and thread."""
+    rank, size = place
+    chosen = random.Random(rank)
+    for _ in range(10):
+        tensors = [torch.full((k % 5 + 1,), float(k)) for k in range(12)]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        futures = {k: works[k].get_future() for k in chosen.sample(range(12), 4)}
+        for k in chosen.sample(range(12), 12):
+            given = futures[k].wait()[0] if k in futures else works[k].result()[0]
+            assert given is not None and (tensors[k] == k * size).all()
+
+
+def test_threads_serve_again(place):
+    def futures(count):
+        return [
+            dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0])
+            for _ in range(count)
+        ]
+
+    _, size = place
+    assert all((future.wait() == size).all() for future in futures(3))
+    before = threading.active_count()
+    for _ in range(5):
+        assert all((future.wait() == size).all() for future in futures(10))
+    assert threading.active_count() <= before + 2  # one may run callbacks while one serves
 
 
 def test_works_are_performed_in_order(place):
