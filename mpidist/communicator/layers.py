@@ -57,6 +57,20 @@ def max_tag(comm: Communicator) -> int:
     return comm._messages.width - 1
 
 
+def is_symmetric(comm: Communicator, address: int) -> bool:
+    """Return whether an address is in memory of ``comm.empty``.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator of the memory.
+    address : int
+        Address in this process.
+    """
+    heap = comm._service.heap
+    return heap is not None and heap.holds(address)
+
+
 def calibrate(comm: Communicator) -> Calibration:
     """Measure the constants of the cost model now, within 50 ms; collective.
 

@@ -263,6 +263,10 @@ class Heap:
         inside = offset >= 0 and offset + x.nbytes <= found.stride // 2
         return Location(found, offset) if inside else None
 
+    def holds(self, start: int) -> bool:
+        """Return whether this rank's part of a symmetric array contains an address."""
+        return bool(self._allocations) and self._containing(start)[1] is not None
+
     def _containing(self, start: int) -> tuple[Allocation | None, object]:
         """Return the allocation with address `start` in this rank's array, and its mapping's owner.
 

@@ -463,6 +463,31 @@ def test_symmetric_memory(place):
     assert (half == size).all() and mpidist.torch.empty(0, 3).shape == (0, 3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:3] + DTYPES[-1:], ids=name_of)
+def test_small_tensors_at_new_addresses(place, dtype):
+    """They pass through memory of the group; symmetric ones, and repeated ones, do not."""
+    rank, size = place
+    alive, shared = [], mpidist.torch.empty(40, dtype=dtype)
+    for k in range(6):
+        every = [values(r + k, dtype, 4) for r in range(size)]
+        for x in (every[rank].clone(), shared[k : k + 4].copy_(every[rank])):
+            for _ in range(2):  # the second time its address is known
+                x.copy_(every[rank])
+                dist.all_reduce(x)
+                assert torch.equal(x, combined("SUM", every))
+            alive.append(x)
+        own, out = every[rank], torch.empty(4 * size, dtype=dtype)
+        dist.all_gather_into_tensor(out, own)
+        assert torch.equal(out, torch.cat(every))
+        outs = [torch.empty(2, 2, dtype=dtype).t() for _ in range(size)]  # not contiguous
+        dist.all_gather(outs, own.view(2, 2))
+        assert all(torch.equal(o, x.view(2, 2)) for o, x in zip(outs, every))
+        x = every[rank].clone()
+        dist.broadcast(x, size - 1)
+        assert torch.equal(x, every[-1])
+        alive += [x, own, out]
+
+
 # -- moving ---------------------------------------------------------------------------------------
 
 
