@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 import mpidist.torch
 
@@ -26,17 +27,24 @@ from .cases import BARE
 from .results import Results, Row, make_header
 
 COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
-GLOO, OURS, QUEUED = "gloo", "mpidist", "mpidist, async_op"
+GLOO, OURS = "gloo", "mpidist"
+WAYS = "blocking", "async_op", "functional", "queued"
 BLOCK_SECONDS, MOST_CALLS = 4e-3, 100  # of a block of calls that is timed at once
+MOST_QUEUED, QUEUED_BYTES = 100, 1 << 26
 
 
 def measure_torch(
-    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], rounds: int
+    comm: Communicator,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    rounds: int,
+    ways: Sequence[str] = WAYS[:2],
 ) -> Results:
     """Measure collectives of float32 tensors; the candidates take turns in blocks of calls.
 
     Each call passes a new tensor on the same memory, as PyTorch's own users do.  A time is the
-    median over the blocks of the slowest rank's mean; the ratio refers to gloo.
+    median over the blocks of the slowest rank's mean; the ratio refers to gloo, called in the same
+    way.
 
     Parameters
     ----------
@@ -46,15 +54,22 @@ def measure_torch(
         Bytes of the whole buffer.
     rounds : int
         Number of blocks.
+    ways : sequence of str
+        Ways of a call: "blocking"; "async_op", with ``wait()`` at once; "functional", as DTensor
+        and tensor parallelism make it, with a new result; "queued", many with ``async_op=True``
+        before the first ``wait()``.  "blocking" is measured in any case.
     """
     for name in collectives:
         if name not in COLLECTIVES:
             raise InvalidArgument(f"collective {name!r}: allowed are {', '.join(COLLECTIVES)}")
+    for way in ways:
+        if way not in WAYS:
+            raise InvalidArgument(f"way {way!r}: allowed are {', '.join(WAYS)}")
     with process_groups(comm) as (_, gloo):
         results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
         for name in collectives or COLLECTIVES:
             for nbytes in sizes:
-                results.rows += _rows(comm, name, nbytes, gloo, rounds)
+                results.rows += _rows(comm, name, nbytes, gloo, rounds, ways)
     return results
 
 
@@ -88,20 +103,25 @@ class _Candidate:
     ----------
     name, memory : str
         As in :class:`~mpidist.bench.results.Row`: name of the candidate, and kind of memory.
+    way : str
+        One of :data:`WAYS`.
     data : torch.Tensor
-        The whole buffer.
+        The whole buffer of each operation of a call.
     call : callable
-        Performs the collective.
+        Performs the collective on each row of `data`; may return the result instead.
     """
 
     name: str
     memory: str
+    way: str
     data: torch.Tensor
     call: Callable[[], object]
 
 
-def _rows(comm: Communicator, name: str, nbytes: int, beside: Any, rounds: int) -> list[Row]:
-    candidates = _candidates(comm, name, nbytes, beside)
+def _rows(
+    comm: Communicator, name: str, nbytes: int, gloo: Any, rounds: int, ways: Sequence[str]
+) -> list[Row]:
+    candidates = _candidates(comm, name, nbytes, gloo, ways)
     right = [_is_right(comm, name, candidate) for candidate in candidates]
     seconds = [min(_block(comm, c.call, 1) for _ in range(3)) for c in candidates]
     counts = comm.broadcast_object([_count(each) for each in seconds])
@@ -109,12 +129,14 @@ def _rows(comm: Communicator, name: str, nbytes: int, beside: Any, rounds: int) 
     draw = np.random.default_rng(0)  # the same order on every rank
     for taken in times:
         for k in draw.permutation(len(candidates)):
-            taken[k] = _block(comm, candidates[k].call, counts[k])
+            taken[k] = _block(comm, candidates[k].call, counts[k]) / len(candidates[k].data)
     medians = [statistics.median(column) for column in comm.allreduce(times, "max").T.tolist()]
-    reference = next(m for m, c in zip(medians, candidates) if c.name == GLOO)
+    gloos = zip(candidates, medians)
+    references = {c.way: median for c, median in gloos if c.name.startswith(GLOO)}
     rows = []
     for candidate, median, correct in zip(candidates, medians, right):
-        row = Row(name, candidate.name, comm.size, 1e6 * median, reference / median, correct)
+        ratio = references[candidate.way] / median
+        row = Row(name, candidate.name, comm.size, 1e6 * median, ratio, correct)
         row.bytes, row.dtype, row.memory = nbytes, "float32", candidate.memory
         row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, median, comm.size)
         rows.append(row)
@@ -140,7 +162,9 @@ def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return data.chunk(comm.size)[comm.rank]
 
 
-def _candidates(comm: Communicator, name: str, nbytes: int, beside: Any) -> list[_Candidate]:
+def _candidates(
+    comm: Communicator, name: str, nbytes: int, gloo: Any, ways: Sequence[str]
+) -> list[_Candidate]:
     from mpi4py import MPI
 
     mpi = mpi_communicator(comm)
@@ -148,53 +172,70 @@ def _candidates(comm: Communicator, name: str, nbytes: int, beside: Any) -> list
     if name == "all_gather":
         count = max(1, count // comm.size) * comm.size
 
-    def made(who: str, group: Any, queued: bool = False, memory: str = PRIVATE) -> _Candidate:
-        data = torch.zeros(count) if memory == PRIVATE else mpidist.torch.empty(count)
+    def begun(x: torch.Tensor, group: Any, way: str) -> Any:
+        """Call the collective with the tensor `x`; return what has a ``wait()``, or None."""
+        late = way in ("async_op", "queued")
+        if name == "all_gather":
+            own = _own(x, comm)
+            if way == "functional":
+                return functional.all_gather_tensor(own, 0, group)
+            return dist.all_gather_into_tensor(x, own, group, late)
+        if name == "broadcast":
+            if way == "functional":
+                return functional.broadcast(x, 0, group)
+            return dist.broadcast(x, 0, group, late)
+        if way == "functional":
+            return functional.all_reduce(x, "sum", group)
+        return dist.all_reduce(x, group=group, async_op=late)
 
-        def call() -> None:
-            x = data.view(-1)
-            if name == "all_gather":
-                work = dist.all_gather_into_tensor(x, _own(x, comm), group, queued)
-            elif name == "broadcast":
-                work = dist.broadcast(x, 0, group, queued)
-            else:
-                work = dist.all_reduce(x, group=group, async_op=queued)
-            if queued:
+    def made(who: str, group: Any, way: str, memory: str = PRIVATE) -> _Candidate:
+        queued = min(MOST_QUEUED, max(2, QUEUED_BYTES // nbytes)) if way == "queued" else 1
+        data = torch.zeros(count) if memory == PRIVATE else mpidist.torch.empty(count)
+        data = torch.zeros(queued, count) if queued > 1 else data.view(1, count)
+        tensors = list(data)
+
+        def call() -> Any:
+            x = tensors[0].view(-1)
+            work = begun(x, group, way)
+            return None if work is None else work.wait()
+
+        def call_all() -> None:
+            for work in [begun(x.view(-1), group, way) for x in tensors]:
                 work.wait()
 
-        return _Candidate(who, memory, data, call)
+        called = who if way == "blocking" else f"{who}, {way}"
+        return _Candidate(called, memory, way, data, call if queued == 1 else call_all)
 
-    data = torch.zeros(count)
-    rows = data.numpy()
+    data = torch.zeros(1, count)
+    rows = data[0].numpy()
     bare = {
         "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, rows),
         "all_gather": lambda: mpi.Allgather(MPI.IN_PLACE, rows),
         "broadcast": lambda: mpi.Bcast(rows, 0),
     }[name]
-    found = [
-        _Candidate(BARE, PRIVATE, data, bare),
-        made(GLOO, beside),
-        made(OURS, None),
-        made(QUEUED, None, True),
-    ]
+    found = [_Candidate(BARE, PRIVATE, "blocking", data, bare)]
+    world = dist.group.WORLD
+    for way in dict.fromkeys(("blocking", *ways)):
+        found += [made(GLOO, gloo, way), made(OURS, world, way)]
     if comm.topology.num_nodes == 1:
-        found.append(made(OURS, None, memory=SYMMETRIC))
+        found.append(made(OURS, world, "blocking", SYMMETRIC))
     return found
 
 
 def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
     """Return whether one call of the collective `name` is right on every rank; collective.
 
-    The buffer is zero afterwards, so that sums over many calls stay finite.
+    The buffers are zero afterwards, so that sums over many calls stay finite.
     """
     data, ranks = candidate.data, torch.arange(1.0, comm.size + 1)
     data.fill_(comm.rank + 1)
-    candidate.call()
-    wanted = ranks[0].expand_as(data)
+    returned = candidate.call()
+    result = returned if isinstance(returned, torch.Tensor) else data
+    wanted = ranks[0]
     if name == "all_reduce":
-        wanted = ranks.sum().expand_as(data)
+        wanted = ranks.sum()
     elif name == "all_gather":
-        wanted = ranks.repeat_interleave(len(data) // comm.size)
-    right = torch.equal(data, wanted)
+        wanted = ranks.repeat_interleave(data.shape[1] // comm.size)
+    right = torch.equal(result, wanted.expand_as(result))
     data.zero_()
     return bool(comm.allreduce(np.array([right]), "and")[0])

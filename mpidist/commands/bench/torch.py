@@ -66,6 +66,17 @@ STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch_steps, not imported here
     show_default=True,
     help="Timed blocks of calls, or steps.",
 )
+@click.option(
+    "--way",
+    "ways",
+    type=click.Choice(["blocking", "async_op", "functional", "queued"]),
+    multiple=True,
+    default=("blocking", "async_op"),
+    show_default=True,
+    help="How the collectives are called: async_op is followed by wait(); functional is the call "
+    "of DTensor and tensor parallelism; queued are up to 100 of async_op before the first wait(). "
+    "May be given several times.",
+)
 @files_options
 @click.pass_context
 def torch_command(
@@ -77,21 +88,22 @@ def torch_command(
     layers: int,
     samples: int,
     iterations: int,
+    ways: tuple[str, ...],
     json_file: str | None,
     csv_file: str | None,
 ) -> int:
     """Measure collectives of torch.distributed with the backend "mpidist", and with gloo.
 
     COLLECTIVE is all_reduce, all_gather or broadcast; by default all three.  The candidates take
-    turns; "x gloo" is the time of gloo divided by this time: above 1 is faster.  The exit code is 1
-    if any result was wrong.
+    turns; "x gloo" is the time of gloo, called in the same way, divided by this time: above 1 is
+    faster.  The exit code is 1 if any result was wrong.
 
     With --step, training steps: fsdp2 (transformer layers, fully_shard), tensor_parallel (an MLP,
     parallelize_module), over mpidist, over gloo and without communication.  A result is right if
     the steps changed the parameters as they do on one rank with the whole batch.
     """
     if steps:
-        check_not_given(context, ("collectives", "sizes"), "collectives, without --step")
+        check_not_given(context, ("collectives", "sizes", "ways"), "collectives, without --step")
     else:
         check_not_given(context, ("widths", "layers", "samples"), "training steps, with --step")
     import mpidist
@@ -111,7 +123,7 @@ def torch_command(
         with progress_bar("measuring"):
             results = measure_torch_steps(comm, steps, scales, iterations)
     else:
-        results = measure_torch(comm, collectives, sizes, iterations)
+        results = measure_torch(comm, collectives, sizes, iterations, ways)
     machine.end(results)
     if comm.rank == 0:
         report_results(results, json_file, csv_file)
