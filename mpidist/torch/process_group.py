@@ -99,8 +99,8 @@ _MOST_KEPT, _MOST_PENDING, _MOST_BUFFERS = 1024, 64, 62
 _SMALL = 16384  # bytes of a tensor that is copied to and from memory that the communicator knows
 _MOST_SCRATCH = 256  # pieces of such memory
 _POLL_SECONDS = 5e-4  # between polls of messages while another operation is waited for
-_LOOK_SECONDS = 1e-4, 1e-3  # shortest and longest, between looks for what nobody waits for
-_QUIET_LOOKS = 4  # without a new operation: then the thread is for others
+_LOOK_SECONDS = 1e-4, 2e-3  # shortest and longest, between looks for what nobody waits for
+_QUIET_LOOKS = 6  # without a new operation: then the thread is for others
 _ENDING_SECONDS = 1.0  # for an operation that is pending when Python ends
 _FOREVER = 10 * 365 * 86400.0
 _UNSET_TIMEOUT = timedelta(milliseconds=-1)  # in c10d's options
@@ -686,7 +686,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._waiting = 0  # threads that perform, or are about to perform, what they wait for
         self._served = False  # by a thread of _THREADS
         self._hastened = 0  # up to this number, operations are performed at once
-        self._hints: queue.SimpleQueue[None] = queue.SimpleQueue()  # that this has changed
+        self._left = False  # the last operation to the server, as nobody waited for it
+        self._hints: queue.SimpleQueue[None] = queue.SimpleQueue()  # for the server: look
         self._counting = threading.Lock()  # for these numbers
         self._pending: set[_Message] = set()  # by several threads: changed in place only
         self._sums: dict[torch.dtype, tuple[str, Change | None, Change | None]] = {}
@@ -898,6 +899,8 @@ class ProcessGroup(dist.ProcessGroup):
             self._operations.append((work, act, seconds))
         if not self._served:
             self._have_served()
+        elif self._left and self._hints.empty():
+            self._hints.put(None)
         if self._coalesced is not None:
             self._coalesced.append(work)
         if _GIVEN_TO_GRAPHS():
@@ -943,7 +946,8 @@ class ProcessGroup(dist.ProcessGroup):
     #   server       looks            looks, gives way       looks   looks: performs 3
     #
     # A server performs what it has seen at its last look, unless a thread waits for it.  Its looks
-    # become rarer while it finds nothing to do, since each takes Python's lock.
+    # become rarer while it finds nothing to do, since each takes Python's lock; but where nobody
+    # waited for the last operation, it is woken up for the next.
 
     def _have_served(self) -> None:
         """Have a thread serve the queued operations, if none does."""
@@ -959,16 +963,19 @@ class ProcessGroup(dist.ProcessGroup):
         while True:
             try:
                 self._hints.get(timeout=pause)
+                pause = _LOOK_SECONDS[0]
             except queue.Empty:
-                pass
-            pause = min(2 * pause, _LOOK_SECONDS[1])
+                pause = min(2 * pause, _LOOK_SECONDS[1])
             while self._operations and not self._waiting:
                 last = max(seen, self._hastened) if not _THREADS.ending else math.inf
                 with self._performing:
-                    if not self._operations or self._operations[0][0].number > last:
+                    if not self._operations:
+                        break
+                    number = self._operations[0][0].number
+                    if number > last:
                         break
                     settles = self._perform_next()
-                pause = _LOOK_SECONDS[0]
+                pause, self._left = _LOOK_SECONDS[0], number > self._hastened
                 if settles is not None and not self._completed(settles):
                     return
             newest = self._newest
@@ -1027,7 +1034,7 @@ class ProcessGroup(dist.ProcessGroup):
             try:
                 with self._performing:
                     while self._operations and not work._ended:
-                        first = self._operations[0][0]
+                        first, self._left = self._operations[0][0], False
                         settles = self._perform_next()
                         if settles is not None:
                             _THREADS.start(functools.partial(_THREADS.complete, settles))
