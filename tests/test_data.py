@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist import shard
 from mpidist.errors import InvalidArgument, Unsupported
-from mpidist.parallel import shard
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 

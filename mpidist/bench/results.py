@@ -31,8 +31,7 @@ from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
 from .cases import BARE
 
-VERSION = 2  # of the JSON form; 1 had no version, and rows of collectives only in a common form
-_NAMES_BEFORE_2 = {"collective": "work", "algorithm": "candidate", "vs_native": "ratio"}
+VERSION = 2  # of the JSON form
 
 
 @dataclass
@@ -193,7 +192,7 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        r"""Return the results in a text of :meth:`to_json`, of this JSON version or of version 1.
+        r"""Return the results in a text of :meth:`to_json`.
 
         Control characters of its texts become escapes, such as ``\x1b``.
 
@@ -205,13 +204,10 @@ class Results:
         """
         try:
             content = all_shown(read_json(text, "it", dict[str, Any], TypeError))
-            if content.get("version", 1) not in (1, VERSION):
+            if content.get("version", VERSION) != VERSION:
                 raise InvalidArgument(
-                    f"result file of version {content['version']!r:.60}: expected version 1 or "
-                    f"{VERSION}"
+                    f"result file of version {content['version']!r:.60}: expected {VERSION}"
                 )
-            if "version" not in content:
-                content = _from_version_1(content)
             return _checked(typed(content, _Document))
         except TypeError as error:
             raise InvalidArgument(f"not a result file of `mpidist bench`: {error}") from None
@@ -288,36 +284,6 @@ def _checked(found: _Document) -> Results:
     return Results(
         header, found.rows, found.unsupported, found.benchmark, found.reference, found.notes
     )
-
-
-def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
-    """Convert the content of a version 1 file to this version.
-
-    Raise InvalidArgument unless it is of ``mpidist bench`` of collectives: the other benchmarks had
-    rows of other forms then.
-    """
-    lists = [
-        typed(content.get(name, default), list[dict[str, Any]], name)
-        for name, default in (("rows", None), ("unsupported", []))
-    ]
-    header, rows = typed(content.get("header"), dict[str, Any], "header"), [*lists[0], *lists[1]]
-    if any("collective" not in row or "path" in row for row in rows):
-        raise InvalidArgument(
-            "result file of version 1, of which only those of collectives can be read: expected "
-            f"version {VERSION}; measure again with this mpidist"
-        )
-
-    def renamed(row: dict[str, Any]) -> dict[str, Any]:
-        return {_NAMES_BEFORE_2.get(name, name): value for name, value in row.items()}
-
-    return {
-        "version": VERSION,
-        "header": header,
-        "rows": [renamed(row) for row in lists[0]],
-        "unsupported": [renamed(row) for row in lists[1]],
-        "benchmark": "scaling" if "nodes" in header else "collectives",
-        "reference": BARE,
-    }
 
 
 # -- the description of a run --------------------------------------------------------------------

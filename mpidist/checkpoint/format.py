@@ -465,7 +465,6 @@ def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[st
 
 
 FORMAT = 2
-READ = (1, 2)  # 1 has no "divided"
 NAME = "manifest.json"
 
 
@@ -478,10 +477,10 @@ class _Content:
     ranks: int
     trees: dict[str, Any]
     arrays: dict[str, tuple[str, tuple[int, ...], list[tuple[str, int, int, int, str]]]]
-    divided: dict[str, tuple[Literal["rank", "stage"], int]] = field(default_factory=dict)
+    divided: dict[str, tuple[Literal["rank", "stage"], int]]
 
 
-_FILE = re.compile(r"rank-[0-9]{5,}\.(safetensors|bin)")  # .bin in format 1
+_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 
 
 def _check_array(path: str, name: str, shape: tuple[int, ...], segments: Sequence[Segment]) -> None:
@@ -592,9 +591,9 @@ class Manifest:
         if hashlib.sha256(body.rstrip(b"\n")).hexdigest().encode() != checksum:
             raise CheckpointError(f"{where} is damaged: its checksum does not match")
         found = read_json(body, str(where), dict[str, Any], CheckpointError)
-        if found.get("format") not in READ:
+        if found.get("format") != FORMAT:
             text = shown(f"{found.get('format')!r:.60}")
-            raise CheckpointError(f"{where} has format {text}: this version reads {READ}")
+            raise CheckpointError(f"{where} has format {text}: this version reads {FORMAT}")
         try:
             content = typed(found, _Content)
             arrays = {

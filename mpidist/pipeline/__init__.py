@@ -1,6 +1,5 @@
 """Pipeline parallelism: microbatches pass through stages, in the order that a schedule gives."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,7 @@ from .schedules import (
     pipeline_schedule,
     prove,
     schedules,
-    show,
     simulate,
-    trace,
 )
 
 if TYPE_CHECKING:
@@ -45,10 +42,6 @@ _LAZY = {
     "PipelineStats": "stats",
     "partition": "partitioning",
 }
-
-# The documented paths of these two modules, which lie in schedules/.
-sys.modules[f"{__name__}.show"] = show
-sys.modules[f"{__name__}.trace"] = trace
 
 __all__ = [
     "Action",

@@ -194,44 +194,12 @@ def test_bad_files_are_named(tmp_path, content, words):
     assert done.exit_code == 2 and str(bad) in done.output and words in done.output
 
 
-def version_1(results):
-    """Return results as the JSON of version 1, of the first mpidist: no memory and no spread."""
-    names = {"work": "collective", "candidate": "algorithm", "ratio": "vs_native"}
-    unknown = ("memory", "spread", "figures")
-
-    def row(one):
-        return {names.get(k, k): v for k, v in vars(one).items() if k not in unknown}
-
-    content = {"header": results.header, "rows": list(map(row, results.rows))}
-    return {**content, "unsupported": list(map(row, results.unsupported))}
-
-
-def test_version_1_is_read():
-    first, second = runs()
-    first.rows.pop()
-    first.unsupported = [Refusal("allgather", "neighbor_exchange", 8, "odd")]
-    content = version_1(first)
-    assert content["rows"][0]["algorithm"] == "a" and "version" not in content
-    old = Results.from_json(json.dumps(content))
-    assert old == first
-    assert compare(old, second).pairs[0].verdict == "better"
-    content["rows"][0].update(memory="symmetric", spread=0.1)
-    assert Results.from_json(json.dumps(content)).rows[0].memory == "symmetric"
-
-
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        ({"version": 3, "header": {}, "rows": []}, "version 3: expected version 1 or 2"),
-        (
-            {"header": {}, "rows": [{"work": "step", "name": "a", "seconds": 1, "ratio": 1}]},
-            "version 1, of which only those of collectives can be read: expected version 2",
-        ),
-        (
-            {"header": {}, "copies": {}, "rows": [{"collective": "reduce", "path": "ipc"}]},
-            "version 1",
-        ),
-        ({"header": {}, "summary": [], "sizes": []}, "not a result file"),
+        ({"version": 1, "header": {}, "rows": []}, "version 1: expected 2"),
+        ({"version": "3", "header": {}, "rows": []}, "version '3': expected 2"),
+        ({"header": {}, "rows": []}, "not a result file.*version"),
     ],
 )
 def test_unknown_version_is_refused(content, fact):

@@ -9,9 +9,8 @@ import sys
 
 import numpy as np
 
-from mpidist import run_simulated
+from mpidist import Checkpoint, run_simulated
 from mpidist.checkpoint import files
-from mpidist.parallel import Checkpoint
 
 folder, moment = sys.argv[1], int(sys.argv[2])
 calls = saved = 0

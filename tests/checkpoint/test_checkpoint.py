@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist import CheckpointError, CollectiveConfig, run_simulated
+from mpidist import Checkpoint, CheckpointError, CollectiveConfig, run_simulated
 from mpidist.checkpoint import checkpoint
 from mpidist.frameworks.base import dtype_name
-from mpidist.parallel import Checkpoint
 from tests.support import checkpoint_cases as cases
 from tests.support.processes import environment, run
 from tests.support.training_kits import KITS

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpidist import Checkpoint, Pipeline, shard
 from mpidist.checkpoint.format import Divided, Part
 from mpidist.errors import CheckpointError, CommunicatorInUse, InvalidArgument
 from mpidist.frameworks.base import find_dtype
 from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
-from mpidist.parallel import DDP, Checkpoint, Pipeline, ZeroOptimizer, shard
+from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.schedule import blocks
 from mpidist.topology import Grid
 from tests.support.odd_arrays import odd_ndarrays
@@ -784,30 +785,22 @@ def replicas_of_stages(comm, folder):
         Checkpoint(folder, grid).save(2, pipe=pipe)
 
 
-def format_1_is_read(comm, folder):
-    """What was saved before states could be per rank, and when files had no header."""
+def another_format_is_refused(comm, folder):
+    """And a manifest of this format that lacks a field is damaged."""
     folder = same_folder(comm, folder)
     checkpoint = Checkpoint(folder, comm)
     path = checkpoint.save(4, state=parameters(3))
-    comm.barrier()
-    if comm.rank == 0:
-        file = path / "manifest.json"
-        body = json.loads(file.read_text().split("\n", 1)[1])
-        assert body["format"] == 2 and body.pop("divided") == {}
-        for segments in (segments for _, _, segments in body["arrays"].values()):
-            for segment in segments:
-                old = path / segment[0]
-                segment[0] = f"{old.stem}.bin"
-                content = old.read_bytes()
-                data = 8 + int.from_bytes(content[:8], "little")
-                segment[1] -= data
-                (path / segment[0]).write_bytes(content[data:])
-        for new in path.glob("*.safetensors"):
-            new.unlink()
-        text = json.dumps({**body, "format": 1})
-        file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
-    comm.barrier()
-    np.testing.assert_array_equal(checkpoint.load()["state"]["weight"], parameters(3)["weight"])
+    body = json.loads((path / "manifest.json").read_text().split("\n", 1)[1])
+    assert body.pop("divided") == {}
+    for changed, fact in (({**body, "format": 1}, "format 1: .*reads 2"), (body, "divided")):
+        comm.barrier()
+        if comm.rank == 0:
+            text = json.dumps(changed)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            (path / "manifest.json").write_text(f"{digest}\n{text}\n")
+        comm.barrier()
+        with pytest.raises(CheckpointError, match=fact):
+            checkpoint.load()
 
 
 def incomplete_data_is_an_error(comm, folder):
@@ -993,6 +986,6 @@ CASES = [
     divided_states_of_stages_are_kept_apart,
     a_pipeline_is_saved_by_stage,
     replicas_of_stages,
-    format_1_is_read,
+    another_format_is_refused,
     incomplete_data_is_an_error,
 ]

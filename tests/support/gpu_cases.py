@@ -8,9 +8,10 @@ import os
 import numpy as np
 import pytest
 
+from mpidist import Pipeline
 from mpidist.device.find import find_device, why_no_device
 from mpidist.nn import SGD, Adam, Linear, ReLU, Sequential
-from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
+from mpidist.parallel import DDP, ZeroOptimizer
 
 # Files of tests on a real GPU are imported without one too: a wrong name in them is seen anywhere.
 WHY_NO_GPU = why_no_device()

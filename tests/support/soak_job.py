@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 import mpidist
-from mpidist.parallel import Checkpoint
+from mpidist import Checkpoint
 
 LONGEST = 30_000
 ROUND = 20  # steps between two checkpoints

@@ -8,8 +8,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from mpidist import Checkpoint
 from mpidist.errors import InvalidArgument, ReplicasDiffer, Unsupported
-from mpidist.parallel import DDP, Checkpoint, ZeroOptimizer
+from mpidist.parallel import DDP, ZeroOptimizer
 from tests.support.training_kits import torch
 
 if torch:

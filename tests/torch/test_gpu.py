@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist import Pipeline
 from mpidist.device import find
 from mpidist.gpu.staged import HostStaged
-from mpidist.parallel import DDP, Pipeline, ZeroOptimizer
+from mpidist.parallel import DDP, ZeroOptimizer
 from tests.support.emulated import EmulatedDevice, take_tensors_for_a_gpus
 from tests.support.training_kits import NEEDS_TORCH, torch
 
