@@ -4,7 +4,7 @@ What decides between the MPI library, slots and single copies is not in any tabl
 far the cores are from each other, and what else runs.  So the first call of a size is served in
 each way, on arrays like its own, as a program would::
 
-    write the input, call, read the result, twice | in another way | …
+    write the input, call, read the result, three times | in another way | …
     those that are not far behind: four times | in another way | … | all of it again
 """
 
@@ -21,7 +21,7 @@ from ..calls.call import Call
 from ..selection.estimates import TRIED_TO
 from .programs import Bound
 
-FIRST = (2,)  # turns of each way, the first of which touches new memory
+FIRST = (3,)  # turns of each way: the first two touch new memory, one slot after the other
 _FAR_BEHIND = 2.0  # times the fastest: another load does not make up for it
 
 
