@@ -23,7 +23,8 @@ struct pace mpidist_pace;
 #define TRIAL 1024   /* copies between two trials of streaming stores; in the beginning fewer */
 #define ROW 4        /* slow copies in a row: one may have been interrupted */
 #define CALM 256     /* fast copies in a row, after which the machine has changed */
-#define LEAST 512    /* copies to stream before ordinary stores are tried again, at first */
+#define LEAST 32     /* copies to stream before ordinary stores are tried again, at first: it may be
+                        that four in a row were the first ones in new memory */
 #define MOST 8192    /* and at most: each try costs a few slow copies */
 
 /* Return whether the next copy is to use streaming stores: that is the way now, or a trial. */
@@ -41,6 +42,8 @@ int mpidist_streams_next(struct pace *pace)
 void mpidist_took(struct pace *pace, int streamed, uint64_t cost)
 {
     if (streamed) {
+        /* The fastest of late: one of a few KiB in the cache says little of the long ones. */
+        pace->streaming += pace->streaming / 16;
         if (!pace->streaming || cost < pace->streaming)
             pace->streaming = cost;
         if (pace->left > 0)

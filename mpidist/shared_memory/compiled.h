@@ -31,7 +31,7 @@ struct copy {
    `SLOW` times as long as streaming ones; then these for the next `patience` copies, twice as many
    each time.  Trying ordinary ones again takes a few: the first finds lines that nobody holds. */
 struct pace {
-    uint64_t ordinary, streaming; /* of the last copy, and of the fastest trial; 0: not known */
+    uint64_t ordinary, streaming; /* of the last copy, and of the fastest of late; 0: not known */
     int64_t copies, left, slow, fast, patience; /* left: copies to stream before the next try */
 };
 

@@ -104,7 +104,7 @@ def test_fast_ordinary_stores_are_kept_but_for_trials():
 def test_slow_ordinary_stores_give_way_and_are_tried_ever_more_rarely():
     pace = compiled.Pace(copies=2049, streaming=100)  # behind the trials of the beginning
     assert ways([(1000, 100)] * 4, pace) == "oooo"
-    for patience in (512, 1024, 2048, 4096, 8192, 8192):
+    for patience in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 8192):
         assert (pace.patience, pace.left) == (patience, patience)
         found = ways([(1000, 100)] * (patience + 4), pace)
         assert found == "s" * patience + "oooo"
@@ -120,11 +120,19 @@ def test_one_interrupted_copy_changes_nothing():
 @needs_compiler
 def test_stores_that_become_fast_again_are_found():
     pace = compiled.Pace(copies=2049, streaming=100)
-    ways([(1000, 100)] * (4 + 512 + 4 + 1024), pace)
-    assert (pace.patience, pace.left) == (1024, 0)
+    ways([(1000, 100)] * (4 + 32 + 4 + 64), pace)
+    assert (pace.patience, pace.left) == (64, 0)
     assert ways([(100, 100)] * 300, pace) == "o" * 300
     ways([(1000, 100)] * 4, pace)
-    assert pace.patience == 512
+    assert pace.patience == 32
+
+
+@needs_compiler
+def test_new_memory_and_a_short_trial_mislead_a_few_copies_only():
+    """The first copies find no pages, and the first trial is one of a few KiB in the cache."""
+    pace = compiled.Pace()
+    found = ways([(100, 20), *[(2000, 300)] * 8, *[(100, 300)] * 400], pace)
+    assert "s" * 32 in found and found.count("s") < 60 and found.endswith("o" * 100)
 
 
 @needs_compiler
