@@ -76,10 +76,155 @@ def test_dies(comm):
     assert "rank 0: ended by the launcher in test_suite.py::test_dies" in output
 
 
-def test_without_an_mpiexec(tmp_path):
-    """One process: pytest as ever, with a communicator of one rank."""
-    status, output = run(tmp_path, "", ranks=0)
+def test_simulated_ranks(tmp_path):
+    """Without an mpiexec: each test on 1, 2 and 3 threads, with one report, and fixtures."""
+    suite = """
+import pytest
+
+@pytest.fixture
+def part(comm, tmp_path):
+    sub = comm.split(comm.rank % 2)
+    yield sub
+    (tmp_path / f"freed by {comm.rank}").touch()
+    sub.free()
+@pytest.fixture
+def after(tmp_path):
+    yield tmp_path
+    assert len(list(tmp_path.glob("freed*"))) == len(list(tmp_path.glob("written*"))) > 0
+@pytest.mark.parametrize("n", [4, 9])
+def test_fixtures(after, part, comm, n):
+    assert part.size == len(range(comm.rank % 2, comm.size, 2))
+    (after / f"written by {comm.rank}").write_text(str(n))
+    comm.barrier()
+    assert [path.read_text() for path in after.glob("written*")] == [str(n)] * comm.size
+class TestClass:
+    def setup_method(self): self.seven = 7
+    @pytest.fixture
+    def mine(self, comm): return self.seven + comm.rank
+    def test_method(self, mine, comm): assert mine == 7 + comm.rank
+@pytest.mark.ranks(2)
+def test_fails(comm):
+    print(f"printed on {comm.rank}" + chr(10), end="")
+    comm.barrier()
+    if comm.rank: raise ValueError("not on this one")
+    comm.barrier()
+@pytest.mark.ranks(3)
+def test_fails_on_two(comm): assert comm.rank == 1, f"{comm.size} ranks"
+@pytest.mark.ranks(2)
+def test_later(comm): assert comm.allreduce(1) == 2
+def test_without_ranks(): pass
+"""
+    status, output = run(tmp_path, suite, ranks=0)
+    assert status == 1 and "2 failed, 14 passed" in output
+    assert output.count("failed on rank 1: ValueError: not on this one") == 1
+    assert output.count("failed on ranks 0, 2: AssertionError: 3 ranks") == 1
+    assert "printed on 0" in output and "RankFailed" not in output
+    assert output.count('raise ValueError("not on this one")') == 1
+
+
+def test_simulated_ranks_skip_and_expect_failures(tmp_path):
+    """A skip counts if it is one of all ranks; an expected failure may be one of any rank."""
+    suite = """
+import pytest
+
+def test_skipped(comm): pytest.skip("no luck")
+@pytest.mark.ranks(3)
+def test_half_skipped(comm):
+    if comm.rank: pytest.skip("no luck here")
+    comm.barrier()
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True, raises=ValueError)
+def test_expected(comm):
+    if comm.rank: raise ValueError
+    comm.barrier()
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True, raises=ValueError)
+def test_another_error(comm): raise TypeError("not this one")
+@pytest.mark.ranks(2)
+def test_known(comm): pytest.xfail("known")
+"""
+    status, output = run(tmp_path, suite, ranks=0)
+    assert status == 1 and "2 failed, 3 passed, 3 skipped, 2 xfailed" in output
+    assert "skipped on ranks 1, 2 but not on rank 0: no luck here" in output
+    assert "failed on ranks 0, 1: TypeError: not this one" in output
+    assert "SKIPPED [3]" in output and "test_known[2ranks] - known" in output
+
+
+def test_simulated_ranks_sizes(tmp_path):
+    """``--ranks``, and the markers."""
+    suite = """
+import pytest
+
+@pytest.mark.mpi(min_size=2)
+def test_two(comm): assert comm.size >= 2
+@pytest.mark.mpi(min_size=7)
+def test_seven(comm): assert comm.size == 7
+@pytest.mark.ranks(2, 6)
+def test_marked(comm): assert comm.size in (2, 6)
+@pytest.mark.real_ranks
+def test_real(comm): assert comm.backend.name == "mpi" and comm.size == 1
+@pytest.fixture
+def own(): return 8
+@pytest.mark.mpi(min_size=2)
+def test_own(own): assert False, "run by pytest-mpi's rules"
+"""
+    command = ["--strict-markers", "-v", "--ranks=1,5", "--deselect", "test_suite.py::test_own"]
+    status, output = run(tmp_path, suite, *command, ranks=0)
+    assert status == 0 and "7 passed, 1 deselected" in output
+    for name in ("passes[1rank]", "passes[5ranks]", "two[5ranks]", "seven[7ranks]", "real"):
+        assert f"test_{name} PASSED" in output
+    status, output = run(tmp_path, suite, "-k", "own", ranks=0)
+    assert status == 0 and "Test requires 2 MPI processes, only 1" in output
+    status, output = run(tmp_path, suite, "--ranks=2,0", ranks=0)
+    assert status == 4 and "--ranks=2,0: expected numbers of ranks >= 1" in output
+    replaced = "import pytest\n@pytest.fixture\ndef comm(): return type('C', (), {'size': 9})\n"
+    status, output = run(
+        tmp_path, replaced + "def test_own(comm): assert comm.size == 9\n", "-k", "own", ranks=0
+    )
     assert status == 0 and "1 passed" in output
+
+
+def test_simulated_ranks_without_other_plugins(tmp_path):
+    """Neither pytest-mpi, by whose word tests need ``--with-mpi``, nor pytest-timeout."""
+    suite = """
+import pytest
+
+@pytest.mark.ranks(3)
+@pytest.mark.mpi(min_size=2)
+def test_hangs(comm):
+    while comm.rank == 1: time.sleep(0.01)
+    comm.barrier()
+@pytest.mark.ranks(2)
+def test_deadlock(comm):
+    if comm.rank: comm.recv(np.empty(1), 0)
+"""
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    status, output = run(tmp_path, suite, "--rank-timeout=2", ranks=0, **alone)
+    assert status == 1 and "2 failed, 3 passed" in output
+    assert "failed on ranks 0, 1, 2: Failed: did not end within 2" in output
+    assert "DeadlockError: deadlock: ranks 1 wait for messages" in output
+
+
+@pytest.mark.long
+def test_simulated_ranks_that_hang(tmp_path):
+    """pytest-timeout's limit ends the test; the stacks of the hanging ranks are its report."""
+    suite = """
+import pytest
+
+@pytest.mark.ranks(3)
+def test_hangs(comm):
+    while comm.rank == 1: time.sleep(0.01)
+@pytest.mark.ranks(2)
+def test_later(comm):
+    import threading
+    comm.barrier()
+    assert threading.active_count() <= 3  # the hanging one has been ended
+"""
+    for workers in ((), ("-n1",)):
+        status, output = run(tmp_path, suite, *workers, ranks=0, limit=3)
+        assert status == 1 and "1 failed, 4 passed" in output
+        assert "failed on rank 1: Failed: did not end within " in output
+        assert "while comm.rank == 1: time.sleep(0.01)" in output
 
 
 @pytest.mark.long

@@ -1,10 +1,4 @@
-"""A plugin of pytest for tests on several ranks: ``-p mpidist.pytest --with-mpi``.
-
-pytest runs in every rank, and rank 0 reports for all.  After each test the ranks tell each other
-how it went: a test that fails on any rank fails, with each rank's failure.  A rank that does not
-come in time ends the launch, with its stacks and its number; every other failure lets the later
-tests go on.
-"""
+"""One report for all ranks under mpiexec: the ranks tell each other how each test went."""
 
 from __future__ import annotations
 
@@ -15,21 +9,16 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import ReprEntryNative, ReprFileLocation, ReprTraceback, TerminalRepr
 from _pytest.runner import runtestprotocol
 
-if TYPE_CHECKING:  # importing it here would start nothing, but takes 0.2 s
-    from .communicator.communicator import Communicator
-
 BAD, SKIPPED, PASSED = "failed", "skipped", "passed"
-# What an mpiexec, or srun, sets for the processes it starts.
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 STACKS = signal.SIGUSR1  # makes a rank show its stacks, wherever it is
 
 
@@ -144,6 +133,10 @@ class RankFailures(TerminalRepr):
         self.failures = failures
         summary = "; ".join(f"{who}: {message}" for who, message, _ in failures)
         self.reprcrash = ReprFileLocation(nodeid, 0, summary)
+        # What pytest-xdist sends from its worker, and another process prints.
+        lines = [f"{who}: {message}\n{text}\n" for who, message, text in failures]
+        self.reprtraceback = ReprTraceback([ReprEntryNative(lines)], None, "native")
+        self.sections: list[tuple[str, str, str]] = []
 
     def toterminal(self, tw: Any) -> None:
         """Write each failure to pytest's terminal writer."""
@@ -352,90 +345,3 @@ def silence(config: pytest.Config, log: str | None) -> None:
     """Redirect pytest's terminal output of this rank to the file `log`, or discard it if None."""
     # Not by taking the reporter away: other plugins write to it.
     config.get_terminal_writer()._file = open(log or os.devnull, "w", buffering=1)  # noqa: SIM115
-
-
-# -- the plugin ------------------------------------------------------------------------------------
-
-RANKS = pytest.StashKey[RankReports]()
-COMM = pytest.StashKey[Any]()
-
-
-def is_launched() -> bool:
-    """Return whether an mpiexec or srun started this process."""
-    return any(name in os.environ for name in LAUNCHED)
-
-
-def add_rank_grace(group: pytest.OptionGroup) -> None:
-    """Add the option for the seconds that :class:`RankReports` waits for other ranks."""
-    group.addoption(
-        "--rank-grace",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long beyond a test's time limit the other ranks are waited for",
-    )
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add this plugin's options to pytest's command line."""
-    group = parser.getgroup("mpidist")
-    add_rank_grace(group)
-    group.addoption(
-        "--rank-timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="time limit of a test for which pytest-timeout has none",
-    )
-
-
-def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
-    """Add ``--with-mpi`` unless pytest-mpi, loaded by now, has done so."""
-    if not hasattr(early_config.known_args_namespace, "with_mpi"):
-        group = parser.getgroup("mpidist")
-        group.addoption("--with-mpi", action="store_true", help="one report of all MPI ranks")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """With ``--with-mpi``, let the ranks report together if an mpiexec or srun started them."""
-    if config.getoption("with_mpi", False) and is_launched() and RANKS not in config.stash:
-        grace, limit = config.getoption("rank_grace"), config.getoption("rank_timeout")
-        report_together(config, RankReports(Exchange(), grace, limit=limit))
-
-
-def report_together(config: pytest.Config, ranks: RankReports, log: str | None = None) -> None:
-    """Register the hooks by which ranks report together.
-
-    Ranks other than 0 write pytest's output to the file `log`, or nowhere if that is None.
-    """
-    if ranks.exchange.rank:
-        silence(config, log)
-    config.pluginmanager.register(ranks)
-    config.stash[RANKS] = ranks
-
-
-def communicator(config: pytest.Config) -> Communicator:
-    """Return the session's communicator; a new one after each test that failed on any rank.
-
-    A failed test may have left the ranks at different collectives, even where nothing is broken.
-    """
-    from .communicator.launch import init
-
-    ranks = config.stash.get(RANKS, None)
-    failures = ranks.failures if ranks else 0
-    comm, before = config.stash.get(COMM, (None, 0))
-    if comm is None:
-        comm = init()
-    elif failures > before:  # the same on every rank, as `broken` need not be
-        from mpi4py import MPI
-
-        comm = init(comm=MPI.COMM_WORLD)
-    config.stash[COMM] = comm, failures
-    return comm
-
-
-@pytest.fixture
-def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
-    """Yield the communicator of all ranks; a new one after each test that failed on any rank."""
-    yield communicator(request.config)
