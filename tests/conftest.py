@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from functools import cache
 
 import pytest
 from hypothesis import settings
@@ -14,11 +16,14 @@ from hypothesis import settings
 from mpidist.pytest import (
     Exchange,
     RankReports,
+    add_markers,
     add_rank_grace,
-    communicator,
+    add_ranks,
     is_launched,
     report_together,
+    session_communicator,
 )
+from mpidist.pytest.simulated import parse_sizes, simulate
 from tests.support.results import Recorder
 
 gc.disable()  # until the files are imported, which leaves little garbage and takes 0.5 s less so
@@ -31,10 +36,13 @@ settings.load_profile(os.environ.get("MPIDIST_TEST_PROFILE", "fixed"))
 
 # How a file is run: test_x.py serially, test_x_mpi.py under mpiexec, test_x_cuda.py too but with a
 # GPU, test_x_alone.py with the machine for itself; these folders' files each in a way of their own.
+# Tests of test_x.py with the fixture comm have simulated ranks, and are run under mpiexec too.
 SUFFIXES = ("mpi", "cuda", "alone")
 FOLDERS = ("slurm", "stress")
 KINDS = ("serial", *SUFFIXES, *FOLDERS)
 KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
+WITH_RANKS = re.compile(r"^def test_\w+\((?:[^)]*\W)?comm\W", re.MULTILINE)
+RANK_TIMEOUT = 600.0  # seconds, of a test on simulated ranks without a limit of pytest-timeout
 
 
 def pytest_addoption(parser):
@@ -49,6 +57,7 @@ def pytest_addoption(parser):
         "--results", metavar="FILE", help="write a JSON line for every test begun, ended"
     )
     add_rank_grace(group)
+    add_ranks(group, "1,3")
 
 
 def kind_of(path):
@@ -59,10 +68,35 @@ def kind_of(path):
     return None if path.parent.name in FOLDERS else suffix if suffix in SUFFIXES else "serial"
 
 
+@cache
+def has_ranks(path):
+    """Return whether a file of kind serial has tests with the fixture comm; without an import."""
+    if kind_of(path) != "serial" or not path.match("test_*.py"):
+        return False
+    return bool(WITH_RANKS.search(path.read_text(encoding="utf-8")))
+
+
 def pytest_ignore_collect(collection_path, config):
     """Leave out the tests of other kinds; pytest does not ask for paths on its command line."""
-    kind = kind_of(collection_path)
-    return True if kind and kind not in config.stash[KINDS_CHOSEN] else None
+    kind, chosen = kind_of(collection_path), config.stash[KINDS_CHOSEN]
+    if kind == "serial" and "mpi" in chosen and is_launched():
+        return not has_ranks(collection_path)
+    return True if kind and kind not in chosen else None
+
+
+def pytest_collectstart(collector):
+    """Let tests for an mpiexec have one real rank without it."""
+    if isinstance(collector, pytest.Module) and kind_of(collector.path) in SUFFIXES:
+        collector.add_marker("real_ranks")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out under mpiexec the tests without ranks of a file that has some with ranks."""
+    if is_launched() and "serial" not in config.stash[KINDS_CHOSEN]:
+        others = [x for x in items if has_ranks(x.path) and "comm" not in x.fixturenames]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if item not in others]
 
 
 @pytest.hookimpl(trylast=True)
@@ -72,8 +106,12 @@ def pytest_configure(config):
     chosen = config.stash[KINDS_CHOSEN] = tuple(given.split(",")) if given else default
     if unknown := set(chosen) - set(KINDS):
         raise pytest.UsageError(f"--kind: {', '.join(unknown)}: expected {', '.join(KINDS)}")
+    add_markers(config)
     config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
     exchange = Exchange() if is_launched() else None
+    if exchange is None:
+        sizes = parse_sizes(config.getoption("ranks"))
+        simulate(config, session_communicator, sizes, RANK_TIMEOUT)
     path = config.getoption("results")
     reports = exchange is None or exchange.rank == 0
     # A worker of pytest-xdist reports to another process.
@@ -117,10 +155,12 @@ def emulated_device():
     install_device(None)
 
 
+comm_of_all = pytest.fixture(session_communicator)
+
+
 @pytest.fixture
-def comm(request):
+def comm(comm_of_all, request):
     """The communicator of the session, see :func:`mpidist.pytest.communicator`."""
-    made = communicator(request.config)
-    if request.node.get_closest_marker("one_node") and made.topology.num_nodes > 1:
+    if request.node.get_closest_marker("one_node") and comm_of_all.topology.num_nodes > 1:
         pytest.skip("needs all ranks on one node")
-    return made
+    return comm_of_all

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import mpidist
-from tests.conftest import kind_of
+from tests.conftest import has_ranks, kind_of
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = Path(mpidist.__file__).resolve().parent
@@ -31,6 +31,22 @@ def test_kind_of():
         assert kind_of(room / f"test_executors_{kind}.py") == kind
     assert kind_of(room) is None and kind_of(TESTS / "slurm") == "slurm"
     assert kind_of(TESTS / "slurm" / "test_ends.py") is None  # the folder was asked
+
+
+def test_has_ranks(tmp_path):
+    """By a test's argument, over several lines too; of no other kind of file."""
+    for text, expected in (
+        ("def test_x(comm):", True),
+        ("def test_x(\n    kit, comm, tmp_path\n):", True),
+        ("def test_x(kit):\n    def main(comm):", False),
+        ("def helper(comm):", False),
+        ("def test_x(communicator):", False),
+    ):
+        for name in ("test_x.py", "test_x_mpi.py", "x.py"):
+            path = tmp_path / str(hash(text)) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            assert has_ranks(path) == (expected and name == "test_x.py"), (text, name)
 
 
 def test_what_cannot_run_is_skipped():
