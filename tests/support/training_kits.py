@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from mpidist.nn import SGD, Adam, CrossEntropy, Linear, Module, ReLU, Sequential
+from mpidist.nn import SGD, Adam, CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
 
 try:
     import torch
@@ -15,6 +15,16 @@ except ImportError:
     torch = None
 NEEDS_TORCH = "needs PyTorch"
 RATE = 0.05
+
+
+class Weights:
+    """A module of bare arrays, and nothing that is not needed."""
+
+    def __init__(self, *arrays):
+        self.weights = [Parameter(np.array(a)) for a in arrays]
+
+    def parameters(self):
+        return self.weights
 
 
 class Mixture(Module):

@@ -11,7 +11,7 @@ from mpidist.nn import SGD
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import Compress, PowerSGD, TopK
 from tests.support.training_cases import SMALL, assert_close, assert_identical, train, train_alone
-from tests.support.training_kits import KITS, batch, torch
+from tests.support.training_kits import KITS, Weights, batch, torch
 
 
 def zero_equals_one_process(comm, kit, optimizer_name, overlap="none"):
@@ -199,8 +199,6 @@ def hooks_train_nearly_as_well(comm, kit, name, overlap="none"):
 
 def steps_of_hooks_do_not_mix(comm):
     """Ranks come to poll at other times: second steps begin in the same order all the same."""
-    from tests.support.ddp_cases import Weights
-
     module = Weights(*np.zeros((4, 6, 6)))
     model = DDP(module, comm, 288, 288, overlap="polls", hook=PowerSGD(rank=1))
     for step in range(8):
@@ -231,8 +229,6 @@ def a_failing_hook_is_heard_of(comm, kit, overlap):
 
 def compression_is_what_it_says(comm):
     """The mean of rounded gradients, and the rest in the next step."""
-    from tests.support.ddp_cases import Weights
-
     module = Weights(np.zeros(3, np.float32))
     ddp = DDP(module, comm, hook=Compress("float16"), overlap="none")
     value = np.float32(1 + 2**-12)  # the end of it is lost: float16 has 10 bits behind the point
@@ -251,8 +247,6 @@ def compression_is_what_it_says(comm):
 
 def nothing_is_lost_when_buckets_change(comm):
     """What the first step left out is made up for, though parameters are in other buckets then."""
-    from tests.support.ddp_cases import Weights
-
     module = Weights(*np.zeros((3, 10)))
     ddp = DDP(module, comm, 160, 80, hook=TopK(0.2))
     before, sent = [bucket.names for bucket in ddp.buckets], np.zeros((3, 10))
@@ -278,8 +272,6 @@ def nothing_is_lost_when_buckets_change(comm):
 
 def an_overflow_passes(comm):
     """What does not fit into float16 is lost, but does not come back in later steps."""
-    from tests.support.ddp_cases import Weights
-
     module = Weights(np.zeros(3, np.float32))
     ddp = DDP(module, comm, hook=Compress("float16"), overlap="none")
     for value, expected in ((1e6, np.inf), (2.0, 2.0), (2.0, 2.0)):
@@ -291,8 +283,6 @@ def an_overflow_passes(comm):
 
 def a_step_without_numbers_passes(comm, hook):
     """What is not finite once is told, and does not come back in later steps."""
-    from tests.support.ddp_cases import Weights
-
     module = Weights(np.zeros((8, 8), np.float32))
     ddp = DDP(module, comm, hook=hook, overlap="none")
     finite = []
@@ -304,8 +294,6 @@ def a_step_without_numbers_passes(comm, hook):
 
 
 def complex_numbers_are_not_made_real(comm):
-    from tests.support.ddp_cases import Weights
-
     module = Weights(np.ones((4, 4), np.complex64))
     for hook in (Compress("float16"), PowerSGD(1)):
         ddp = DDP(module, comm, hook=hook, overlap="none")
