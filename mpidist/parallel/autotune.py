@@ -135,8 +135,6 @@ class Autotune:
         The communicator of the buckets.
     names : sequence of str
         Names of the transports to be tried; the first is used until they are timed.
-    listens : bool
-        Whether callbacks report additions to gradients, so that their order can be observed.
 
     Attributes
     ----------
@@ -145,9 +143,9 @@ class Autotune:
         trial has ended.
     """
 
-    def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str], listens: bool):
+    def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str]):
         self._grouping, self._comm, self._names = grouping, comm, list(names)
-        self._order: dict[int, None] = {}
+        listens = any(gradient.reports for gradient in grouping.gradients)
         self._left = OBSERVED_SYNCS if listens and comm.size > 1 else 0
         self._trial: Trial | None = None
         self._won = False  # whether a transport was faster than "none" in one trial
@@ -163,18 +161,13 @@ class Autotune:
         """Whether observing the order of gradients has ended, with or without a result."""
         return not self._left
 
-    def ready(self, index: int) -> None:
-        """Record that backward has added to gradient `index`, to learn the gradients' order."""
-        if self._left:
-            self._order.setdefault(index)
-
-    def after_step(self, seconds: float, fixed: bool) -> str | None:
+    def after_step(self, seconds: float) -> str | None:
         """Record a step's seconds; return the name of the next step's transport; collective.
 
-        None means the same transport as before.  If `fixed`, parameters stay in their buckets.
+        None means the same transport as before.
         """
         if self._left:
-            self._observe(fixed)
+            self._observe()
             return None
         if self._trial is None:
             return None
@@ -189,26 +182,26 @@ class Autotune:
         self._won = True
         return best if self._trial is None else self._trial.current
 
-    def _observe(self, fixed: bool) -> None:
-        """Make buckets by the order of gradients that rank 0 has seen, unless `fixed`; collective.
+    def _observe(self) -> None:
+        """Make buckets by the order of gradients that rank 0 has seen, unless fixed; collective.
 
         Do nothing if rank 0 has seen no gradient yet.  Otherwise also set how many additions each
         gradient gets in a step, so that complete buckets are detected, and begin to time the
         transports.
         """
         self._left -= 1
-        order = self._comm.broadcast_object(list(self._order))
+        grouping = self._grouping
+        seen = sorted((g for g in grouping.gradients if g.count), key=lambda g: g.order)
+        order = self._comm.broadcast_object([gradient.index for gradient in seen])
         if not order:
             return
         self._left = 0
-        grouping = self._grouping
-        counts = {i: max(1, grouping.buckets[b].seen[k]) for i, (b, k) in grouping.where.items()}
-        if not fixed:
+        if not grouping.fixed:
             rest = set(range(len(grouping.named))).difference(order)
             grouping.make(self._comm, grouping.plan([*order, *sorted(rest, reverse=True)]))
         if self._names == ["none"]:
             return
-        for bucket, chosen in zip(grouping.buckets, grouping.layout, strict=True):
-            bucket.expect([counts[i] for i in chosen])
+        for gradient in grouping.gradients:
+            gradient.expected = max(1, gradient.count)
         if len(self._names) > 1 and len(grouping.buckets) > 1:
             self._trial = Trial(self._names)

@@ -12,6 +12,7 @@ from ..communicator.communicator import Communicator
 from ..device.find import find_device
 from ..errors import InvalidArgument
 from ..frameworks.base import Framework
+from .gradient import ADDED, EMPTY, Gradient
 
 
 class BucketStreams:
@@ -79,15 +80,12 @@ Allocate = Callable[[Any, int, Communicator], Any]
 class Bucket:
     """Parameters of one dtype and device, and the flat buffer that holds their gradients.
 
-    A backward pass adds to a gradient once for each use of the parameter.  A gradient is final in a
-    step, and the bucket complete, when the number of additions is that of an earlier step.
-
     Parameters
     ----------
     index : int
         Number of the bucket; buckets are sent in this order on every rank.
-    named : sequence of (str, parameter)
-        Names and parameters, in the order of the buffer.
+    gradients : sequence of Gradient
+        Records of the gradients, in the order of the buffer.
     framework : Framework
         Adapter for the library of the parameters.
     comm : Communicator
@@ -109,8 +107,8 @@ class Bucket:
         The part whose mean this rank receives, if a ZeroOptimizer divides the bucket.
     copies : int
         Number of gradients that had to be copied into the buffer so far.
-    lent : set of int
-        Indices of the parameters whose gradient was None in this step and became its zeroed view.
+    missing : int
+        Number of gradients that may still be added to in this step; 0: the bucket is complete.
     streams : BucketStreams or None
         The GPU streams that compute and send the gradients; None if these are on the host.
     """
@@ -118,37 +116,36 @@ class Bucket:
     def __init__(
         self,
         index: int,
-        named: Sequence[tuple[str, Any]],
+        gradients: Sequence[Gradient],
         framework: Framework,
         comm: Communicator,
         allocate: Allocate,
     ):
         self.index, self.comm, self.framework = index, comm, framework
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
+        self.gradients = list(gradients)
+        self.names = [gradient.name for gradient in gradients]
+        self.parameters = [gradient.parameter for gradient in gradients]
         self.shapes = [tuple(p.data.shape) for p in self.parameters]
         sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = tuple(sum(sizes[:k]) for k in range(len(sizes) + 1))
         self.algorithm, self.copies = "auto", 0
         self.shard: Shard | None = None
-        self.lent: set[int] = set()
-        self.expected: list[int] | None = None  # additions to each gradient in a step, if known
-        self.added = [0] * len(named)
-        self.seen = self.added  # additions in the step before
-        self._missing = 0  # additions that have not happened yet in this step
+        self.missing = len(gradients) - sum(gradient.final for gradient in gradients)
         self._allocate: Allocate | None = allocate
-        p = self.parameters[0] if named else None
-        on_host = p is None or framework.stream(p) is None
+        p = self.parameters[0]
+        on_host = framework.stream(p) is None
         self.streams = None if on_host else BucketStreams(partial(framework.stream, p))  # type: ignore[arg-type]
-        self._flat, self._views = None, []  # type: Any, list[Any]
+        self._flat: Any = None
+        for gradient in gradients:
+            gradient.bucket, gradient.view = index, None
 
     def _make(self) -> None:
         assert self._allocate is not None
         self._flat = self._allocate(self.parameters[0], self.starts[-1], self.comm)
         self._allocate = None  # it refers to the owner of the bucket: without the cycle memory is
         # freed as soon as the bucket is dropped
-        pairs = zip(self.starts, self.parameters)
-        self._views = [self.framework.view(self._flat, start, p) for start, p in pairs]
+        for start, gradient in zip(self.starts, self.gradients):
+            gradient.view = self.framework.view(self._flat, start, gradient.parameter)
 
     @property
     def flat(self) -> Any:
@@ -162,7 +159,7 @@ class Bucket:
         """The parts of the buffer in the shapes of the parameters."""
         if self._flat is None:
             self._make()
-        return self._views
+        return [gradient.view for gradient in self.gradients]
 
     @property
     def nbytes(self) -> int:
@@ -173,45 +170,29 @@ class Bucket:
 
     def adopt(self) -> None:
         """Allocate the buffer, and move existing gradients into it as views; collective."""
-        for k, (p, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+        for gradient, view in zip(self.gradients, self.views, strict=True):
+            p = gradient.parameter
             if p.grad is not None and tuple(p.grad.shape) == tuple(view.shape):
-                self._copy(k, p.grad)
+                self._copy(gradient, p.grad)
                 p.grad = view
 
-    def attach(self) -> int:
+    def attach(self) -> bool:
         """Give parameters without a gradient their zeroed views, so that backward adds in place.
 
-        Returns
-        -------
-        int
-            The number of parameters without a gradient.
+        Return whether one of these gradients had been added to, and was set to None unaveraged.
         """
-        bare = [k for k, p in enumerate(self.parameters) if p.grad is None]
+        bare = [gradient for gradient in self.gradients if gradient.parameter.grad is None]
         if not bare:
-            return 0
-        views = self.views
-        if len(bare) == len(views):
-            self.flat[...] = 0
-        for k in bare:
-            if len(bare) < len(views):
-                views[k][...] = 0
-            self.parameters[k].grad = views[k]
-        self.lent.update(bare)
-        return len(bare)
-
-    def was_set(self, k: int) -> bool:
-        """Return whether the user set gradient `k`: assigned it, or changed its zeroed view."""
-        grad = self.parameters[k].grad
-        if grad is None:
             return False
-        if not self._views or grad is not self._views[k]:
-            return True
-        return k in self.lent and bool((grad != 0).any())
-
-    def take_back(self, k: int) -> None:
-        """Set gradient `k`, which no rank has computed, back to None if it was None at first."""
-        if k in self.lent:
-            self.parameters[k].grad = None
+        flat, lost = self.flat, False
+        if len(bare) == len(self.gradients):
+            flat[...] = 0
+        for gradient in bare:
+            if len(bare) < len(self.gradients):
+                gradient.view[...] = 0
+            lost = lost or gradient.state is ADDED
+            gradient.parameter.grad, gradient.state = gradient.view, EMPTY
+        return lost
 
     def collect(self) -> None:
         """Copy all gradients into the buffer before it is sent; missing ones become zeros.
@@ -223,25 +204,26 @@ class Bucket:
         """
         if self.streams is not None:
             self.streams.before_send()
-        for k, (p, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            grad = p.grad
+        if self._flat is None:
+            self._make()
+        for gradient in self.gradients:
+            grad, view = gradient.parameter.grad, gradient.view
             if grad is view:
                 continue
             if grad is None:
                 view[...] = 0
-                self.lent.add(k)
             else:
-                self._check_shape(k, grad)
-                self._copy(k, grad)
+                self._check_shape(gradient, grad)
+                self._copy(gradient, grad)
                 self.copies += 1
-            p.grad = view
+            gradient.parameter.grad = view
 
-    def _copy(self, k: int, grad: Any) -> None:
+    def _copy(self, gradient: Gradient, grad: Any) -> None:
         try:
-            self.framework.copy(self.views[k], grad)
+            self.framework.copy(gradient.view, grad)
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"rank {self.comm.rank}: the gradient of {self.names[k]} is {error}"
+                f"rank {self.comm.rank}: the gradient of {gradient.name} is {error}"
             ) from None
 
     def settle(self) -> None:
@@ -252,15 +234,16 @@ class Bucket:
         InvalidArgument
             If a gradient does not have its parameter's shape.
         """
-        for k, p in enumerate(self.parameters):
-            if p.grad is not None:
-                self._check_shape(k, p.grad)
+        for gradient in self.gradients:
+            if gradient.parameter.grad is not None:
+                self._check_shape(gradient, gradient.parameter.grad)
 
-    def _check_shape(self, k: int, grad: Any) -> None:
-        if tuple(grad.shape) != self.shapes[k]:
+    def _check_shape(self, gradient: Gradient, grad: Any) -> None:
+        shape = tuple(gradient.parameter.data.shape)
+        if tuple(grad.shape) != shape:
             raise InvalidArgument(
-                f"rank {self.comm.rank}: the gradient of {self.names[k]} has shape "
-                f"{tuple(grad.shape)}, the parameter has {self.shapes[k]}"
+                f"rank {self.comm.rank}: the gradient of {gradient.name} has shape "
+                f"{tuple(grad.shape)}, the parameter has {shape}"
             )
 
     def check_received(self) -> None:
@@ -273,49 +256,10 @@ class Bucket:
         """
         if self.streams is not None:
             self.streams.after_wait()
-        for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
-            if p.grad is not view:
+        for gradient in self.gradients:
+            if gradient.parameter.grad is not gradient.view:
                 raise InvalidArgument(
-                    f"rank {self.comm.rank}: the gradient of {name} was replaced between backward "
-                    "and sync_gradients(), when it had been sent; allowed with overlap='none' only"
+                    f"rank {self.comm.rank}: the gradient of {gradient.name} was replaced between "
+                    "backward and sync_gradients(), when it had been sent; allowed with "
+                    "overlap='none' only"
                 )
-
-    # -- readiness --------------------------------------------------------------------------------
-
-    def expect(self, counts: Sequence[int] | None) -> None:
-        """Set the number of additions that complete each gradient in a step; None if unknown."""
-        self.expected = None if counts is None else list(counts)
-        self._missing = sum(self.expected or ())
-
-    def ready(self, k: int) -> bool:
-        """Count an addition to gradient `k`; return whether the bucket is complete.
-
-        Raises
-        ------
-        InvalidArgument
-            If the step has had more additions to gradient `k` than expected: the bucket may have
-            been sent without the last one.
-        """
-        self.added[k] += 1
-        if self.expected is None:
-            return False
-        if self.added[k] > self.expected[k]:
-            raise InvalidArgument(
-                f"rank {self.comm.rank}: the gradient of {self.names[k]} was added to "
-                f"{self.added[k]} times since the last sync_gradients(), {self.expected[k]} are "
-                "allowed, as in the first step; put all backward passes but the last of a step "
-                "into no_sync(), and call sync_gradients() also in a step that is given up"
-            )
-        self._missing -= 1
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        """Whether every gradient is final in this step; False if that is unknown."""
-        return self.expected is not None and self._missing == 0
-
-    def reset(self) -> None:
-        """Reset the counts of additions, and `lent`, for the next step."""
-        self.lent.clear()
-        self.seen, self.added = self.added, [0] * len(self.parameters)
-        self._missing = sum(self.expected or ())

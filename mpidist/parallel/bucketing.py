@@ -13,6 +13,7 @@ from ..errors import Unsupported
 from ..frameworks.base import Framework
 from ..schedule.registry import find, reserved
 from .bucket import Bucket
+from .gradient import Gradient
 
 
 def assign_buckets(
@@ -201,11 +202,12 @@ class Grouping:
         The buckets, in the order in which a backward pass completes them.
     layout : list of tuple of int
         Indices of the parameters in each bucket, in the order of the buckets.
-    where : dict of int to (int, int)
-        Index of each parameter's bucket, and of the parameter in that bucket, by the parameter's
-        index in `named`.  Parameters in no bucket have no entry.
-    sparse : list of int
-        Indices of the parameters in no bucket.
+    gradients : list of Gradient
+        Records of all gradients, in the order of `named`.
+    sparse : list of Gradient
+        Those in no bucket.
+    fixed : bool
+        Whether parameters stay in their buckets, whatever order is observed.
     symmetric : bool
         Whether the buckets of parameters in host memory are in symmetric memory.
     on_device : bool
@@ -222,14 +224,15 @@ class Grouping:
         sparse: Collection[str] = (),
     ):
         self.framework, self.named, self._chooser = framework, list(named), chooser
-        self.symmetric = False
+        self.symmetric = self.fixed = False
         self.on_device = any(framework.stream(p) is not None for _, p in self.named)
         self.buckets: tuple[Bucket, ...] = ()
-        self.where: dict[int, tuple[int, int]] = {}
         self._limits, self._algorithm = limits, algorithm
-        self.sparse = [i for i, (name, _) in enumerate(self.named) if name in sparse]
-        self._nbytes = [int(framework.values(p).nbytes) for _, p in self.named]
-        self._kinds = [framework.kind(p) for _, p in self.named]
+        self.gradients = [
+            Gradient(i, name, p, int(framework.values(p).nbytes), name in sparse)
+            for i, (name, p) in enumerate(self.named)
+        ]
+        self.sparse = [gradient for gradient in self.gradients if gradient.sparse]
         self._copies = 0  # in buckets that were replaced
         self.layout = self.plan(None)
 
@@ -240,8 +243,10 @@ class Grouping:
         in backward; None means the reverse of the parameters' order.
         """
         order = reversed(range(len(self.named))) if order is None else order
-        bucketed = [i for i in order if i not in self.sparse]
-        return assign_buckets(self._nbytes, self._kinds, *self._limits, bucketed)
+        bucketed = [i for i in order if not self.gradients[i].sparse]
+        nbytes = [gradient.nbytes for gradient in self.gradients]
+        kinds = [self.framework.kind(p) for _, p in self.named]
+        return assign_buckets(nbytes, kinds, *self._limits, bucketed)
 
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
@@ -263,19 +268,16 @@ class Grouping:
             self._copies = self.copies
             self.layout, before = layout, self.buckets
             self.buckets = tuple(
-                Bucket(b, [self.named[i] for i in chosen], self.framework, comm, self.allocate)
+                Bucket(b, [self.gradients[i] for i in chosen], self.framework, comm, self.allocate)
                 for b, chosen in enumerate(layout)
             )
-            self.where = {
-                i: (b, k) for b, chosen in enumerate(layout) for k, i in enumerate(chosen)
-            }
             if comm.size > 1:
                 for bucket in self.buckets:
                     bucket.adopt()
                 for bucket in before:
                     release(bucket)
         if algorithms is None:
-            sizes = [sum(self._nbytes[i] for i in chosen) for chosen in layout]
+            sizes = [sum(self.gradients[i].nbytes for i in chosen) for chosen in layout]
             algorithms = self.choose(sizes, "allreduce")
         for bucket, algorithm in zip(self.buckets, algorithms, strict=True):
             bucket.algorithm = algorithm
@@ -316,7 +318,7 @@ class Grouping:
     @property
     def nbytes(self) -> int:
         """Size in bytes of all gradients in buckets."""
-        return sum(self._nbytes[i] for i in self.where)
+        return sum(gradient.nbytes for gradient in self.gradients if not gradient.sparse)
 
     def names(self) -> list[list[str]]:
         """Return the names of the parameters in each bucket."""
@@ -327,7 +329,9 @@ class Grouping:
 
         This is the inverse of :meth:`names`.  Return None if the parameters have other names.
         """
-        number = {self.named[i][0]: i for i in self.where}
+        number = {
+            gradient.name: gradient.index for gradient in self.gradients if not gradient.sparse
+        }
         flat = [name for bucket in names for name in bucket]
         if sorted(flat) != sorted(number):
             return None

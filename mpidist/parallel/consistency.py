@@ -81,11 +81,11 @@ class NotCopyable:
     """
 
     instead = "take its state_dict(), or save it with a Checkpoint"
-    _comm: Communicator
+    comm: Communicator
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise InvalidArgument(
-            f"rank {self._comm.rank}: a {type(self).__name__} holds a communicator and cannot be "
+            f"rank {self.comm.rank}: a {type(self).__name__} holds a communicator and cannot be "
             f"copied or pickled: {self.instead}"
         )
 

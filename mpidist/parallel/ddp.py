@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..checkpoint.format import Divided, Led, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
@@ -21,7 +23,7 @@ from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
 from .deadline import allow_for_training
 from .join import Join
-from .reducer import Reducer
+from .reducer import Phase, Reducer
 from .stats import Stats
 from .transport import Hook
 
@@ -160,8 +162,7 @@ class DDP(NotCopyable):
         _check_arguments(module, comm.rank, hook, options)
         allow_for_training(comm)
         self.module, self.framework = module, framework_of(module)
-        self.comm = self._comm = comm
-        self._rank, self.sync = comm.rank, options["sync"]
+        self.comm, self.sync = comm, options["sync"]
         without = self.framework.without_shape(module)
         if without:
             raise InvalidArgument(
@@ -200,7 +201,7 @@ class DDP(NotCopyable):
         ]
         weakref.finalize(self, _remove, self._removes)
         self._join: Join | None = None
-        self._unused, self._check_replicas, self._syncs = options["unused"], check_replicas, 0
+        self._check_replicas, self._syncs = check_replicas, 0
         if init_sync:
             self.broadcast_parameters()
         self._ownership.begin()
@@ -221,20 +222,17 @@ class DDP(NotCopyable):
         stay None (see `unused`).  Buckets that were sent during backward are only waited for.
         """
         if not self.reducer.is_averaged():
-            self.reducer.sync()
-            self._after_sync()
+            self._after_sync(self.reducer.sync())
 
     def overlapped_sync_gradients(self) -> None:
         """Do the same as :meth:`sync_gradients`, with all buckets in flight together."""
         if not self.reducer.is_averaged():
-            self.reducer.sync(together=True)
-            self._after_sync()
+            self._after_sync(self.reducer.sync(together=True))
 
     def _end_backward(self) -> None:
         """Average the gradients at the end of a backward pass."""
-        self.reducer.sync()
-        self._after_sync()
-        self.reducer.averaged = True
+        self._after_sync(self.reducer.sync())
+        self.reducer.phase = Phase.AVERAGED
 
     def take_part(self) -> None:
         """Take part in a training step of the other ranks, with zero gradients; collective.
@@ -242,9 +240,7 @@ class DDP(NotCopyable):
         It is for a rank without a batch (see :meth:`join`).
         """
         self.zero_grad()
-        self.reducer.count_as_used()
-        self.reducer.sync()
-        self._after_sync()
+        self._after_sync(np.ones_like(self.reducer.sync()))  # it is not to blame for unused ones
 
     def check_averaged(self, parameters: Iterable[Any] | None = None) -> None:
         """Raise InvalidArgument if a gradient of these parameters has not been averaged.
@@ -257,16 +253,15 @@ class DDP(NotCopyable):
             self.reducer.before_step(given)
         if not self.reducer.enabled:
             return
-        every, within = self.reducer.grouping.named, self.in_backward()
+        within = self.in_backward()
         # A hook on a gradient may come before the one that records the addition.
-        mine = (
-            [(name, p) for name, p in every if p.grad is not None]
-            if within
-            else [every[i] for i in self.reducer.not_averaged()]
-        )
-        if not mine:
-            return
-        names = [name for name, p in mine if given is None or id(p) in given]
+        mine = self.reducer.gradients if within else self.reducer.not_averaged()
+        names = [
+            gradient.name
+            for gradient in mine
+            if (given is None or id(gradient.parameter) in given)
+            and gradient.parameter.grad is not None
+        ]
         if not names:
             return
         which = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
@@ -283,14 +278,16 @@ class DDP(NotCopyable):
             "this rank alone"
         )
 
-    def _after_sync(self) -> None:
-        """Apply the options for buffers, unused parameters and the check of replicas."""
-        touched = self.reducer.take_touched()
+    def _after_sync(self, used: np.ndarray) -> None:
+        """Apply the options for buffers, unused parameters and the check of replicas.
+
+        `used` has a 1 for each parameter that this rank has used.
+        """
         self._syncs += 1
         if self.buffer_sync.communicates:
             self.buffer_sync.run(0 if self._join is None else self._join.root)
-        if self._unused == "error":
-            check_used(self.comm, [name for name, _ in self.reducer.grouping.named], touched)
+        if self.reducer.unused == "error":
+            check_used(self.comm, [name for name, _ in self.reducer.grouping.named], used)
         self._guard.check(self.comm.rank)  # without communication
         if self._check_replicas and self._syncs % self._check_replicas == 0:
             self._compare_replicas()

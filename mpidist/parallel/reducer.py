@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
+from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,11 +18,40 @@ from ..frameworks.base import WeakHook
 from ..measure import counted
 from ..trace import profiled
 from .autotune import Autotune, candidates
+from .bucket import Bucket
 from .bucketing import Grouping, Layout
+from .gradient import ADDED, EMPTY, RECEIVED, SENT, Gradient
 from .stats import Clock, Stats
-from .transport import TRANSPORTS, Hook, Pending, Polls, Transport
+from .transport import DONE, TRANSPORTS, Hook, Pending, Polls, Transport
 
 log = logging.getLogger("mpidist")
+
+
+class Phase(Enum):
+    """How far a step has come on this rank.
+
+    ::
+
+        idle ─────┐                                                  ┌─► idle
+                  ├─ an addition ─► backward ─ first send, sync() ─► sent ─► averaged
+        averaged ─┘                    ▲                             │ └───► failed
+                                       └──── failed, nothing sent ───┘
+
+    A sync ends as `averaged` if a backward pass ended with it: the next sync_gradients() then has
+    nothing to do.  Otherwise it ends as `idle`, and the next one averages again, for the loop of
+    the user may have changed gradients in place.  As this decides whether a collective call is
+    made, a forward changes no phase: one rank alone may evaluate.  What a forward prepares is in
+    the states of the gradients (:class:`~mpidist.parallel.gradient.Gradient`).
+
+    Refused, by name: an addition to a gradient that is final, its replacement when it was sent,
+    other buckets while some are in flight, and a sync after `failed`.
+    """
+
+    IDLE = "idle"
+    BACKWARD = "backward"
+    SENT = "sent"
+    AVERAGED = "averaged"
+    FAILED = "failed"
 
 
 class Reducer:
@@ -57,14 +88,12 @@ class Reducer:
         Called at the first addition of a backward pass; it may set `queued`.
     queued : bool
         Whether a sync has been queued for the end of this backward pass.
-    averaged : bool
-        Whether the last backward pass ended with a sync, and no addition came since.
+    phase : Phase
+        How far this step has come.
     pending : list of Pending
         The buckets that were sent in this step, in order.
-    touched : ndarray of uint8
-        Which gradients this rank has added to since the last sync.
-    fixed : bool
-        Whether parameters stay in their buckets, whatever order is observed.
+    gradients : list of Gradient
+        Records of all gradients, in the order of the parameters.
     name : str
         Name of the transport: "none", "polls" or "thread".
     """
@@ -79,20 +108,16 @@ class Reducer:
         static: bool = False,
     ):
         self.grouping, self.enabled, self.clock = grouping, True, Clock()
+        self.gradients, self.phase, self._failure = grouping.gradients, Phase.IDLE, ""
         self.before_first_send: Callable[[], object] | None = None
         self.on_backward: Callable[[], object] | None = None
-        self.queued = self.averaged = False
-        self.high_water, self.fixed, self.active = 0, False, comm.size > 1
+        self.queued, self._moments = False, count(1)
+        self.high_water, self.active = 0, comm.size > 1
         self._on_regroup: Callable[[], object] | None = None
-        self.touched = np.zeros(len(grouping.named), np.uint8)
-        self._unused, self._used = unused, np.zeros_like(self.touched)
-        self._static, self._first = static, None  # type: bool, np.ndarray | None
-        self._sparse: dict[int, Any] = dict.fromkeys(grouping.sparse)  # gradients of the last sync
+        self.unused, self._static = unused, static
+        self._used = np.zeros(len(self.gradients), np.uint8)  # on some rank
+        self._first: np.ndarray | None = None  # used by this rank in the first step, if static
         self.pending: list[Pending] = []
-        self._opened, self._failed = False, ""
-        # Whether no sync has followed the last forward before which no parameter had a gradient.
-        self._began = False
-        self._ids = {id(p) for _, p in grouping.named}
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
         # Buckets sent during backward must not meet the user's calls, whose order relative to them
         # may differ between ranks.
@@ -105,8 +130,7 @@ class Reducer:
         self._transports: dict[str, Transport] = {}
         self.transport = self._use(names[0])
         self._handles = self._listen()
-        self._silent = {i for i, handle in enumerate(self._handles) if handle is None}
-        self._autotune = Autotune(grouping, self.comm, names, any(self._handles))
+        self._autotune = Autotune(grouping, self.comm, names)
 
     def _use(self, name: str) -> Transport:
         if name not in self._transports:
@@ -117,10 +141,14 @@ class Reducer:
     def _listen(self) -> list[Any]:
         """Register a callback for additions to each gradient; return functions to remove them.
 
-        For a parameter whose library has no such callbacks the list has None.
+        A record whose library has no such callbacks says so.
         """
         listen, added = self.grouping.framework.on_gradient, WeakHook(self.added)
-        return [listen(p, partial(added, i)) for i, (_, p) in enumerate(self.grouping.named)]
+        # By its index: the record refers to the parameter, which holds the callback.
+        handles = [listen(g.parameter, partial(added, g.index)) for g in self.gradients]
+        for gradient, handle in zip(self.gradients, handles, strict=True):
+            gradient.reports = handle is not None
+        return handles
 
     def close(self) -> None:
         """Remove all callbacks, and free the communicator of the buckets; collective."""
@@ -139,189 +167,218 @@ class Reducer:
         """
         self.clock.begin()
         self.queued = False  # also if the last backward has failed
-        if self.active and not self.pending:
-            bare = [bucket.attach() for bucket in self.grouping.buckets]
-            self._began = self._began or sum(bare) == len(self.grouping.where)
-            for i in self._sparse:
-                if self.grouping.named[i][1].grad is None:
-                    self._sparse[i] = None  # free its memory
-            if not self._warned and any(bare) and self.touched.any():
-                self._warned = True
-                log.warning(
-                    "rank %d: gradients were computed and forgotten without sync_gradients()",
-                    self.comm.rank,
-                )
+        if not self.active or self.pending:
+            return
+        lost = sum([bucket.attach() for bucket in self.grouping.buckets])
+        for gradient in self.grouping.sparse:
+            if gradient.parameter.grad is None:
+                lost += gradient.state is ADDED
+                gradient.view, gradient.state = None, EMPTY  # free its memory
+        if lost and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: gradients were computed and forgotten without sync_gradients()",
+                self.comm.rank,
+            )
 
     def added(self, index: int) -> None:
         """Record an addition to the gradient of parameter `index`, and send complete buckets."""
-        self.touched[index], self.averaged = 1, False
-        place, buckets = self.grouping.where.get(index), self.grouping.buckets
-        if place is not None and (streams := buckets[place[0]].streams) is not None:
-            streams.note()
+        gradient, buckets = self.gradients[index], self.grouping.buckets
+        if gradient.final:
+            self._refuse_addition(gradient)
+        gradient.state = ADDED
+        if self.phase is Phase.IDLE or self.phase is Phase.AVERAGED:
+            self.phase = Phase.BACKWARD
+        bucket = None if gradient.bucket is None else buckets[gradient.bucket]
+        if bucket is not None and bucket.streams is not None:
+            bucket.streams.note()
         if not self.enabled:
             return
         if self.on_backward is not None and not self.queued:
             self.on_backward()
-        if place is None:  # sparse: sent by sync()
+        if bucket is None:  # sparse: sent by sync()
             return
-        b, k = place
-        self._autotune.ready(index)
-        complete = buckets[b].ready(k)
+        if not gradient.count:
+            gradient.order = next(self._moments)
+        gradient.count += 1
+        if not gradient.expected:
+            return
+        bucket.missing -= gradient.final
         if not self.transport.early:
             return
         began = perf_counter()
-        if complete:  # in the order of the buckets, which is the same on all ranks
-            while len(self.pending) < len(buckets) and buckets[len(self.pending)].complete:
+        if not bucket.missing:  # in the order of the buckets, which is the same on all ranks
+            while (sent := len(self.pending)) < len(buckets) and not buckets[sent].missing:
                 self._open()
-                bucket = buckets[len(self.pending)]
-                bucket.collect()
-                self.pending.append(self.transport.send(bucket))
-                self.high_water = max(self.high_water, len(self.pending))
+                buckets[sent].collect()
+                self._note_sent(buckets[sent], self.transport.send(buckets[sent]))
         self.transport.poll()
         self.clock.within(perf_counter() - began)
 
+    def _refuse_addition(self, gradient: Gradient) -> NoReturn:
+        """Raise InvalidArgument, as the bucket may have been sent without this addition.
+
+        Whether it was depends on the transport that was found to be the fastest: the count decides.
+        """
+        within = "" if self.enabled else ", the last time within no_sync()"
+        raise InvalidArgument(
+            f"rank {self.comm.rank}: the gradient of {gradient.name} was added to "
+            f"{gradient.count + 1} times{within} since the last sync_gradients(), "
+            f"{gradient.expected} are allowed, as in the first step; put all backward passes but "
+            "the last of a step into no_sync(), and call sync_gradients() also in a step that is "
+            "given up"
+        )
+
+    def _note_sent(self, bucket: Bucket, work: Pending) -> None:
+        """Record that the next bucket was sent."""
+        self.pending.append(work)
+        self.high_water = max(self.high_water, 1 if work is DONE else len(self.pending))
+        for gradient in bucket.gradients:
+            gradient.state = SENT
+
     def _open(self) -> None:
         """Call ``before_first_send`` unless something was already sent in this step."""
-        if not self._opened:
-            self._opened = True
+        if self.phase is not Phase.SENT:
+            self.phase = Phase.SENT
             if self.before_first_send is not None:
                 self.before_first_send()
 
-    def sync(self, together: bool = False) -> None:
+    def sync(self, together: bool = False) -> np.ndarray:
         """Send the remaining buckets, wait for all, and prepare the next step; collective.
 
         Parameters
         ----------
         together : bool
             Whether buckets are in flight together instead of one after another.
+
+        Returns
+        -------
+        ndarray of uint8
+            For each parameter, 1 if this rank has used it in this step.
         """
-        if self._failed:
+        if self.phase is Phase.FAILED:
             raise InvalidArgument(
-                f"rank {self.comm.rank}: an earlier sync_gradients() failed ({self._failed}); "
+                f"rank {self.comm.rank}: an earlier sync_gradients() failed ({self._failure}); "
                 "some gradients were sent, some not: close() this DDP and make another one"
             )
         self.clock.sync_begins()
-        buckets, pending = self.grouping.buckets, self.pending
+        buckets, pending, before = self.grouping.buckets, self.pending, self.phase
         transport = self.transport
         if together and not transport.early:
             transport = Polls(self.hook)
         with profiled("mpidist.sync_gradients"):
             try:
-                self._note_set()
+                self._find_set()
+                used = self.touched
+                empty = [gradient for gradient in self.gradients if gradient.state is EMPTY]
                 self._open()
                 if self.active:
                     for bucket in buckets[len(pending) :]:
                         bucket.collect()
-                        pending.append(transport.send(bucket))
-                        self.high_water = max(
-                            self.high_water, len(pending) if transport.early else 1
-                        )
+                        self._note_sent(bucket, transport.send(bucket))
                     for bucket, sent in zip(buckets, pending, strict=True):
                         sent.wait()
                         bucket.check_received()
                 else:
                     for bucket in buckets:
-                        if self._unused != "skip":
+                        if self.unused != "skip":
                             bucket.attach()
                         bucket.settle()
-                if self._unused == "skip" and self.active:
-                    self._take_back_unused()
-                if self._sparse:
+                if self.unused == "skip" and self.active:
+                    self._take_back_unused(used, empty)
+                if self.grouping.sparse:
                     self._average_sparse()
                 self._end_step(transport)
             except BaseException as error:
+                self.phase = Phase.BACKWARD
                 if self.pending:
-                    self._failed = f"{type(error).__name__}: {error}"
-                self._opened = False
+                    self.phase, self._failure = Phase.FAILED, f"{type(error).__name__}: {error}"
+                    for gradient in self.gradients:  # no optimizer may take it for the mean
+                        gradient.state = ADDED
                 raise
+        self.phase = before if before is Phase.AVERAGED else Phase.IDLE
+        return used
 
-    def _note_set(self) -> None:
-        """Mark in `touched` the gradients that the user set, for which no callback was called."""
-        for i in np.flatnonzero(self.touched == 0).tolist():
-            if i in self._sparse:
-                grad = self.grouping.named[i][1].grad
-                self.touched[i] = grad is not None and grad is not self._sparse[i]
-                continue
-            b, k = self.grouping.where[i]
-            bucket = self.grouping.buckets[b]
-            # Without callbacks any gradient may have been added to.
-            any_grad = i in self._silent and bucket.parameters[k].grad is not None
-            self.touched[i] = any_grad or bucket.was_set(k)
+    def _find_set(self) -> None:
+        """Find the gradients that the user set, also to None, without a call of :meth:`added`."""
+        for gradient in self.gradients:
+            if not gradient.own:
+                if gradient.parameter.grad is None:
+                    gradient.state = EMPTY
+                # Without callbacks any gradient may have been added to.
+                elif not gradient.reports or gradient.was_set():
+                    gradient.state = ADDED
 
     def before_step(self, parameters: set[int] | None) -> None:
         """Settle what a forward has prepared and no sync has followed, before an optimizer's step.
 
-        Gradients that were assigned are marked in `touched`.  Zeroed views to which nothing was
-        added become None again: a forward without a backward, as of a model that is only evaluated,
-        must not make an optimizer move its parameters.
+        A gradient that was assigned is this rank's own.  Zeroed views to which nothing was added
+        become None again: a forward without a backward, as of a model that is only evaluated, must
+        not make an optimizer move its parameters.
 
         `parameters` are the ids of the optimizer's; None for all.
         """
-        buckets, named = self.grouping.buckets, self.grouping.named
-        if self.pending or not (self._began or any(bucket.lent for bucket in buckets)):
+        if self.pending or not self.active:
             return
-        if parameters is not None and self._ids.isdisjoint(parameters):
-            return
-        for i in np.flatnonzero(self.touched == 0).tolist():
-            p = named[i][1]
-            if p.grad is None or (parameters is not None and id(p) not in parameters):
-                continue
-            if i in self._sparse:
-                self.touched[i] = self._began and p.grad is not self._sparse[i]
-                continue
-            b, k = self.grouping.where[i]
-            if not buckets[b].was_set(k):
-                buckets[b].take_back(k)
-            elif self._began:
-                self.touched[i] = 1
+        for gradient in self.gradients:
+            if gradient.state is EMPTY and (
+                parameters is None or id(gradient.parameter) in parameters
+            ):
+                if gradient.was_set():
+                    gradient.state = ADDED
+                else:
+                    gradient.parameter.grad = None
 
-    def _take_back_unused(self) -> None:
+    def _take_back_unused(self, own: np.ndarray, empty: list[Gradient]) -> None:
         """Set gradients that no rank has computed in this step to None again; collective.
 
         An optimizer skips those; zeros would still be moved by its momentum and weight decay.
+        `own` says what this rank has used, and `empty` are those that were None in this step.
         """
         used = self._used
         if self._first is None:
-            used[...] = self.touched
+            used[...] = own
             if self.comm.size > 1:
                 self.comm.allreduce(used, op="max", out=used)
-            self._first = self.touched.copy() if self._static else None
-        elif (self._first != self.touched).any():
-            names = self._names(self._first != self.touched)
+            self._first = own if self._static else None
+        elif (self._first != own).any():
+            changed = np.flatnonzero(self._first != own).tolist()
+            names = ", ".join(self.gradients[i].name for i in changed)
             raise InvalidArgument(
                 f"rank {self.comm.rank}: static_graph=True, but only one of the first step and "
                 f"this one has used {names}: expected the same parameters in all steps, or "
                 "static_graph=False"
             )
-        for i in np.flatnonzero(used == 0).tolist():
-            if i in self._sparse:
+        for gradient in empty:
+            if used[gradient.index] or gradient.sparse:
                 continue
-            b, k = self.grouping.where[i]
-            bucket = self.grouping.buckets[b]
             # A hook may have sent here what it had left out in earlier steps.
-            if self.hook is None or not bool((bucket.views[k] != 0).any()):
-                bucket.take_back(k)
+            if self.hook is None or not bool((gradient.view != 0).any()):
+                gradient.parameter.grad = None
 
     def _average_sparse(self) -> None:
         """Average the sparse gradients; collective."""
-        parameters = [self.grouping.named[i][1] for i in self._sparse]
-        self.grouping.framework.average_sparse(self.comm, parameters, self._unused != "skip")
-        self._sparse = {i: p.grad for i, p in zip(self._sparse, parameters)}
+        sparse = self.grouping.sparse
+        parameters = [gradient.parameter for gradient in sparse]
+        self.grouping.framework.average_sparse(self.comm, parameters, self.unused != "skip")
+        for gradient in sparse:
+            gradient.view = gradient.parameter.grad
 
     def _end_step(self, transport: Transport) -> None:
-        """Reset the buckets after a step; in the first steps, change buckets or transport."""
-        buckets = self.grouping.buckets
-        self.pending, self._opened, self._began = [], False, False
-        for bucket in buckets:
-            bucket.reset()
-        traced = self.comm.traced
+        """Reset the records after a step; in the first steps, change buckets or transport."""
+        buckets, traced = self.grouping.buckets, self.comm.traced
         if traced is None:
             self.clock.end(transport.spans)
         else:
             self.clock.end(transport.spans, traced.recorder)
-        name = self._autotune.after_step(self.clock.last, self.fixed)
+        name = self._autotune.after_step(self.clock.last)
         if name is not None:
             self.transport = self._use(name)
+        self.pending = []
+        for gradient in self.gradients:
+            gradient.state, gradient.count = RECEIVED, 0
+        for bucket in self.grouping.buckets:
+            bucket.missing = len(bucket.gradients)
         move = getattr(self.hook, "move", None)
         if move is not None and self.grouping.buckets is not buckets:
             move(buckets, self.grouping.buckets)
@@ -331,7 +388,7 @@ class Reducer:
     @property
     def observed(self) -> bool:
         """Whether the buckets are final: the order of gradients is no longer observed."""
-        return self.fixed or self._autotune.observed
+        return self.grouping.fixed or self._autotune.observed
 
     @property
     def settled(self) -> bool:
@@ -349,9 +406,16 @@ class Reducer:
         Raises
         ------
         InvalidArgument
-            If a ZeroOptimizer has made steps with other buckets, by which its state is divided.
+            If a ZeroOptimizer has made steps with other buckets, by which its state is divided, or
+            gradients are in flight in the present ones.
         """
-        self.fixed = self.fixed or observed
+        if self.pending and layout != self.grouping.layout:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: the state has other buckets, and "
+                f"{counted(len(self.pending), 'bucket')} of this step were sent: call "
+                "sync_gradients() before it is loaded"
+            )
+        self.grouping.fixed = self.grouping.fixed or observed
         divided = self._on_regroup is not None and layout != self.grouping.layout
         if divided and self.clock.steps:
             made = counted(self.clock.steps, "step")
@@ -373,19 +437,25 @@ class Reducer:
 
         Only :meth:`regroup` still changes the buckets; it then calls `on_regroup`.
         """
-        self.fixed = self.active = True
+        self.grouping.fixed = self.active = True
         self._on_regroup = on_regroup
 
-    def not_averaged(self) -> list[int]:
-        """Return the indices of parameters whose gradient is this rank's own, not averaged."""
-        named = self.grouping.named
-        return [i for i in np.flatnonzero(self.touched).tolist() if named[i][1].grad is not None]
+    @property
+    def touched(self) -> np.ndarray:
+        """For each gradient, 1 if it is this rank's own, not averaged; else 0 (uint8)."""
+        return np.array([gradient.own for gradient in self.gradients], np.uint8)
+
+    def not_averaged(self) -> list[Gradient]:
+        """Return the gradients that are this rank's own, not averaged."""
+        return [g for g in self.gradients if g.own and g.parameter.grad is not None]
 
     def is_averaged(self) -> bool:
         """Return whether backward ended with a sync, and no gradient has changed since."""
-        if self.averaged and self.active:
-            self._note_set()
-        return self.averaged and not self.touched.any()
+        if self.phase is not Phase.AVERAGED:
+            return False
+        if self.active:
+            self._find_set()
+        return not self.touched.any()
 
     def use_hook(self, hook: Hook) -> None:
         """Send gradients by a communication hook from now on.
@@ -405,21 +475,6 @@ class Reducer:
             )
         self.hook, self._transports = hook, {}
         self.transport = self._use(self.name)
-
-    def count_as_used(self) -> None:
-        """Mark all parameters as used in this step if ``unused="error"``, and none otherwise.
-
-        It is called on a rank without a batch, which must not be reported for unused parameters.
-        """
-        self.touched[:] = self._unused == "error"
-
-    def _names(self, which: np.ndarray) -> str:
-        return ", ".join(self.grouping.named[i][0] for i in np.flatnonzero(which))
-
-    def take_touched(self) -> np.ndarray:
-        """Return the array `touched`, and begin a new one of zeros."""
-        touched, self.touched = self.touched, np.zeros_like(self.touched)
-        return touched
 
     def stats(self) -> Stats:
         """Return the times of the steps so far: compute, exposed and hidden communication."""

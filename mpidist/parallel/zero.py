@@ -83,6 +83,8 @@ class ZeroOptimizer(NotCopyable):
 
     Attributes
     ----------
+    comm : Communicator
+        The communicator of the model's buckets.
     optimizer : object
         The optimizer of this rank's pieces, for a learning-rate scheduler, say.
     takes_parts : bool
@@ -123,8 +125,8 @@ class ZeroOptimizer(NotCopyable):
                 "optimizer class, and a DDP"
             )
         self._model, self._reducer = model, model.reducer
-        self._comm = self._reducer.comm
-        rank = self._comm.rank
+        self.comm = self._reducer.comm
+        rank = self.comm.rank
         if self._reducer.clock.steps:
             raise InvalidArgument(
                 f"rank {rank}: the model has made {counted(self._reducer.clock.steps, 'step')}; "
@@ -136,7 +138,7 @@ class ZeroOptimizer(NotCopyable):
             )
         grouping = self._reducer.grouping
         if grouping.sparse:
-            names = ", ".join(grouping.named[i][0] for i in grouping.sparse)
+            names = ", ".join(gradient.name for gradient in grouping.sparse)
             raise Unsupported(
                 f"rank {rank}: ZeroOptimizer: the gradients of {names} are sparse, and only dense "
                 "ones can be divided among the ranks: expected an embedding with sparse=False"
@@ -163,7 +165,7 @@ class ZeroOptimizer(NotCopyable):
         """Return copies of the user's parameter groups; InvalidArgument if they are wrong."""
         if groups is None:
             return []
-        where, copies = f"rank {self._comm.rank}: groups", [dict(group) for group in groups]
+        where, copies = f"rank {self.comm.rank}: groups", [dict(group) for group in groups]
         if library(self._model.module) is None:
             raise InvalidArgument(
                 f"{where}: expected None: only modules of PyTorch can have parameter groups"
@@ -200,7 +202,7 @@ class ZeroOptimizer(NotCopyable):
             shards       |   rank 0    |   rank 1    |   rank 2   |
             pieces       |             |     |       |            |
         """
-        grouping, buckets, comm = self._reducer.grouping, self._model.buckets, self._comm
+        grouping, buckets, comm = self._reducer.grouping, self._model.buckets, self.comm
         nbytes = [bucket.nbytes for bucket in buckets]
         scatters = grouping.choose(nbytes, "reduce_scatter")
         self._gathers = grouping.choose(nbytes, "allgather")
@@ -253,10 +255,10 @@ class ZeroOptimizer(NotCopyable):
         for piece in self._pieces:  # None for a parameter that no rank has used
             piece.flat.grad = None if piece.parameter.grad is None else piece.grad
         self.optimizer.step()
-        if self._comm.size == 1:
+        if self.comm.size == 1:
             return
         for values, shard, algorithm in zip(self._values, self._shards, self._gathers, strict=True):
-            self._comm.allgather(
+            self.comm.allgather(
                 values[shard.mine], out=values, counts=shard.counts, algorithm=algorithm
             )
 
@@ -274,11 +276,11 @@ class ZeroOptimizer(NotCopyable):
         """
 
         def total(squares: float) -> float:
-            return float(self._comm.allreduce(np.array([squares]), op="sum", algorithm="linear")[0])
+            return float(self.comm.allreduce(np.array([squares]), op="sum", algorithm="linear")[0])
 
         pairs = zip(self._model.buckets, self._shards, strict=True)
         parts = [bucket.flat[shard.mine] for bucket, shard in pairs]
-        return clip_by_norm(parts, max_norm, self._comm.rank, total)
+        return clip_by_norm(parts, max_norm, self.comm.rank, total)
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -297,7 +299,7 @@ class ZeroOptimizer(NotCopyable):
         groups = getattr(self.optimizer, "param_groups", [])
         options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         sending = {
-            "ranks": self._comm.size,
+            "ranks": self.comm.size,
             "buckets": self._reducer.grouping.names(),
             "scatters": [shard.algorithm for shard in self._shards],
             "gathers": list(self._gathers),
@@ -312,13 +314,13 @@ class ZeroOptimizer(NotCopyable):
         InvalidArgument
             If it is not the state of a ZeroOptimizer with as many groups.
         """
-        where = f"rank {self._comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
+        where = f"rank {self.comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
         if not is_divided(state):
             raise InvalidArgument(f"{where}; load it into an optimizer that is not a ZeroOptimizer")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):
             raise InvalidArgument(
-                f"rank {self._comm.rank}: state has {len(state['options'])} groups of parameters, "
+                f"rank {self.comm.rank}: state has {len(state['options'])} groups of parameters, "
                 f"this ZeroOptimizer has {len(groups)}: expected as many"
             )
         self._load_sending(state.get("sending"))
@@ -346,7 +348,7 @@ class ZeroOptimizer(NotCopyable):
             return
         if layout != grouping.layout:
             self._reducer.regroup(layout)
-        if sending["ranks"] == self._comm.size:
+        if sending["ranks"] == self.comm.size:
             self._gathers = list(sending["gathers"])
             for shard, algorithm in zip(self._shards, sending["scatters"], strict=True):
                 shard.algorithm = algorithm

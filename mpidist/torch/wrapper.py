@@ -16,9 +16,11 @@ from ..checkpoint.format import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import Remove, WeakHook
 from ..parallel.array_wrapper import not_found
+from ..parallel.reducer import Phase
 from .comm_hook import CommHook
 
 if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
     from ..parallel.reducer import Reducer
 
 MEANINGS: dict[str, Any] = {
@@ -61,7 +63,7 @@ class Wrapper(torch.nn.Module):
         module: torch.nn.Module
         reducer: Reducer
         sync: str
-        _rank: int
+        comm: Communicator
 
         def _end_backward(self) -> None: ...
 
@@ -96,7 +98,7 @@ class Wrapper(torch.nn.Module):
         ``torch.autograd.grad`` does not: it returns gradients.
         """
         self.reducer.queued = False
-        if self.reducer.touched.any():
+        if self.reducer.phase not in (Phase.IDLE, Phase.AVERAGED):
             self._end_backward()
 
     @staticmethod
@@ -128,8 +130,8 @@ class Wrapper(torch.nn.Module):
                 found = fn(p.detach()[..., :0] if p.dim() else p.detach())
             if (found.dtype, found.device) != (p.dtype, p.device):
                 raise InvalidArgument(
-                    f"rank {self._rank}: {name} is {p.dtype} on {p.device}, as it was wrapped, and "
-                    f"would become {found.dtype} on {found.device}: convert the module before "
+                    f"rank {self.comm.rank}: {name} is {p.dtype} on {p.device}, as it was wrapped, "
+                    f"and would become {found.dtype} on {found.device}: convert the module before "
                     "md.DDP(module, comm)"
                 )
         return super()._apply(fn, recurse)
@@ -143,7 +145,7 @@ class Wrapper(torch.nn.Module):
         """
         if assign:
             raise InvalidArgument(
-                f"rank {self._rank}: load_state_dict(assign=True) replaces the parameters that "
+                f"rank {self.comm.rank}: load_state_dict(assign=True) replaces the parameters that "
                 "were wrapped: expected assign=False"
             )
         own = set(self.module.state_dict())
@@ -218,9 +220,11 @@ class Wrapper(torch.nn.Module):
             Hooks of ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
         """
         if not callable(hook):
-            raise InvalidArgument(f"rank {self._rank}: hook={hook!r}: expected a function")
+            raise InvalidArgument(f"rank {self.comm.rank}: hook={hook!r}: expected a function")
         reducer = self.reducer
-        reducer.use_hook(CommHook(state, hook, lambda: len(reducer.grouping.buckets), self._rank))
+        reducer.use_hook(
+            CommHook(state, hook, lambda: len(reducer.grouping.buckets), self.comm.rank)
+        )
 
 
 def _with_output(act: Callable[[Any], object], module: Any, inputs: Any, output: Any) -> None:

@@ -767,7 +767,7 @@ def options_of_distributed_data_parallel(comm):
         ("process_group", None, ("skip", "broadcast")),
     ):
         model = DDP(net, comm, **{name: value})
-        assert (model._unused, model.buffer_sync.how) == kept
+        assert (model.reducer.unused, model.buffer_sync.how) == kept
         model.close()
     for options, said in (
         (
