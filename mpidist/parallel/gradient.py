@@ -26,30 +26,18 @@ class Gradient:
                  a forward finds None             backward adds,
                  and gives a zeroed view          or the user assigns
         received ──────────────────────► empty ───────────────────────► added
-         ▲  │ │                            │                              ▲ │
-         │  │ └───── it was not None ──────┼──────────────────────────────┘ │
-         │  └──── sent as it is ────────┐  │ zeros are sent                 │ own value is sent
-         │                              ▼  ▼                                ▼
-         └── mean of all ranks, or ◄─────────────────── sent ────────────────
-             None if all were empty
+         ▲  │ │                            │                             ▲ │
+         │  │ └───── it was not None ──────┼─────────────────────────────┘ │ its value is sent
+         │  │                              └──── zeros are sent ────────┐  │
+         │  └───── it is sent as it is ──────────────────────────────┐  │  │
+         │                                                           ▼  ▼  ▼
+         └─ the mean of all ranks, or None if it is empty on all ───── sent
 
     `received` is the first state, too: the ranks begin with nothing that has to be averaged.
     """
 
-    __slots__ = (
-        "bucket",
-        "count",
-        "expected",
-        "index",
-        "name",
-        "nbytes",
-        "order",
-        "parameter",
-        "reports",
-        "sparse",
-        "state",
-        "view",
-    )
+    __slots__ = ("bucket", "count", "expected", "index", "name", "nbytes", "order", "parameter",
+                 "reports", "sparse", "state", "view")  # fmt: skip
 
     def __init__(self, index: int, name: str, parameter: Any, nbytes: int, sparse: bool):
         self.index, self.name, self.parameter = index, name, parameter
