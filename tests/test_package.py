@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -166,3 +167,25 @@ def test_pages_name_the_versions_of_torch_that_the_extra_allows():
         for given in re.findall(r"\btorch([<>=!~][<>=!~,.\d]+\d)", page.read_text()):
             found.setdefault(given, []).append(page.name)
     assert list(found) == [extra], found
+
+
+def test_version_is_written_once():
+    """Others read it from the package; what a person reads agrees with it."""
+    assert setup_cfg()["metadata"]["version"] == "attr: mpidist.__version__"
+    assert mpidist.__version__ == importlib.metadata.version("mpidist")
+    for page in ("README.md", "docs/index.rst", "CITATION.cff"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.search(rf"(Status\*\*:|^version:) {re.escape(mpidist.__version__)}\b", text, re.M)
+
+
+def test_page_of_versions_is_what_the_settings_allow():
+    settings, page = setup_cfg(), (ROOT / "docs" / "versions.rst").read_text(encoding="utf-8")
+    for requirement in ("numpy", "mpi4py"):
+        (asked,) = re.findall(
+            rf"^{requirement}>=.*$", settings["options"]["install_requires"], re.M
+        )
+        assert f"``{asked}``" in page
+    pythons = re.findall(r"Python :: 3\.(\d+)$", settings["metadata"]["classifiers"], re.M)
+    lowest, highest = min(map(int, pythons)), max(map(int, pythons))
+    assert f"3.{lowest} to 3.{highest}" in page
+    assert settings["options"]["python_requires"] == f">=3.{lowest}"
