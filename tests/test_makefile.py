@@ -14,6 +14,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split()
 # What is run from a virtual environment, or imported there, and the package that brings it.
 BROUGHT_BY = {
+    "coverage": "coverage",
     "ruff": "ruff", "mypy": "mypy", "lint-imports": "import-linter", "auditwheel": "auditwheel",
     "sphinx-build": "sphinx", "-m build": "build", "mpidist demo": "scikit-learn",
     "tests/launch.py": "pytest", "tests/torch/suite.py": "pytest", "tests/mutation.py": "pytest",
