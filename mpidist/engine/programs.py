@@ -391,13 +391,14 @@ class Programs:
         """Let :meth:`alike` find a bound call with own arrays, by arrays like the user's.
 
         Not for long ones, whose address is looked up first: to find it takes less time than to copy
-        them.  Nor where memory of `x` and `out` may overlap, which must be checked each time.
+        them.  Nor for views: they may overlap, or be in symmetric memory on some ranks only, which
+        must be looked at each time.
         """
         arrays = type(x) is np.ndarray and (out is None or type(out) is np.ndarray)
         given = result is None or type(result) is np.ndarray
         if call.nbytes > _MOST_ALIKE or not arrays or not given:
             return
-        if out is not None and out is not x and not (x.base is None and out.base is None):
+        if not (x.flags.owndata and (out is None or out.flags.owndata)):
             return
         # A scatter without `out` exchanges the shape each time.
         if not x.dtype.isbuiltin or (call.collective == "scatter" and out is None):

@@ -134,6 +134,23 @@ def test_an_unhashable_argument_is_refused(own):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("collective", ["reduce", "gather", "broadcast"])
+def test_views_of_private_and_symmetric_memory_are_not_alike(own, collective):
+    """Only the root has a result: the others could not tell by it."""
+    several = own.size if collective == "gather" else 1
+    symmetric = own.empty(4, "f4"), own.empty(4 * several, "f4")
+    for turn in range(TURNS):
+        private = np.empty(8, "f4")[:4], np.empty(8 * several, "f4")[: 4 * several]
+        for x, out in (private, symmetric):
+            x[:] = turn + own.rank
+            call = getattr(own, collective)
+            got = call(x) if collective == "broadcast" else call(x, out=None if own.rank else out)
+            first = {"reduce": sum(range(turn, turn + own.size))}.get(collective, turn)
+            assert (got is None) == (own.rank > 0 and collective != "broadcast")
+            assert got is None or got[0] == first
+
+
+@pytest.mark.mpi(min_size=2)
 def test_shapes_are_compared(own):
     warm(own, own.allreduce)
     warm(own, lambda x: own.allreduce(x.reshape(3, 2)))
