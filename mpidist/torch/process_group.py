@@ -248,7 +248,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy a flat tensor into `tensors`, which get consecutive parts of it."""
-    if flat.is_cpu and flat.nbytes <= _SMALL and all(map(_is_plain_memory, tensors)):
+    if _on_host(flat) and flat.nbytes <= _SMALL and all(map(_is_plain_memory, tensors)):
         source = flat.data_ptr()  # 0.3 µs for each tensor in place of 2
         for target in tensors:
             _move(target.data_ptr(), source, target.nbytes)
@@ -258,9 +258,14 @@ def _deal(flat: Tensor, tensors: Sequence[Tensor]) -> None:
         target.copy_(part.view(target.shape))
 
 
+def _on_host(x: Tensor) -> bool:
+    """Return whether a tensor is in memory of the host, also where a device is emulated there."""
+    return x.is_cpu and not framework.is_there(x)
+
+
 def _is_plain_memory(x: Tensor) -> bool:
     """Return whether the elements of a tensor are its memory on the host, in order."""
-    there = x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+    there = _on_host(x) and x.is_contiguous() and not x.is_conj() and not x.is_neg()
     return there and (x.data_ptr() != 0 or not x.numel())
 
 
@@ -1091,7 +1096,7 @@ class ProcessGroup(dist.ProcessGroup):
         distinguishes the tensors of a call.  What is symmetric is passed as it is: the ranks must
         pass the same.
         """
-        if not x.is_cpu or x.layout is not torch.strided:
+        if not _on_host(x) or x.layout is not torch.strided:
             return self._flat(x), None, None
         try:
             key = (x.data_ptr(), x.numel(), x.dtype)
@@ -1129,7 +1134,7 @@ class ProcessGroup(dist.ProcessGroup):
         It is used until the end of the operation.
         """
         small = 0 < numel * x.element_size() <= _SMALL and len(self._scratch) < _MOST_SCRATCH
-        if x.is_cpu and small:
+        if _on_host(x) and small:
             return self._kept(x, "joined", numel)
         joined = x.new_empty(numel)
         return joined, self._flat(joined)

@@ -133,10 +133,10 @@ import json, sys
 if "in-place" in " ".join(sys.argv):
     print("it fell over"); sys.exit(7)
 target = sys.argv[sys.argv.index("--json") + 1]
-row = dict(collective="allreduce", algorithm="mpi4py", backend="mpi", ranks=2, bytes=65536,
-    dtype="float32", op="sum", in_place=False, time_us=10.0, algbw_gbs=1, busbw_gbs=1,
-    vs_native=1.0, correct=True)
-json.dump({"header": {"ranks": 2}, "rows": [row]}, open(target, "w"))
+row = dict(work="allreduce", candidate="mpi4py", ranks=2, time_us=10.0, ratio=1.0, correct=True,
+    bytes=65536, dtype="float32", op="sum", backend="mpi", algbw_gbs=1.0, busbw_gbs=1.0)
+found = dict(version=2, benchmark="collectives", reference="mpi4py", header={"ranks": 2})
+json.dump({**found, "rows": [row]}, open(target, "w"))
 """
 
 
