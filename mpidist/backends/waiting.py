@@ -10,6 +10,10 @@ core need p - 1 switches for a meeting, the least that is possible, about 2 µs 
 after a switch is slow, most of all Python's: the processor has forgotten its branches (with the
 same addresses in all processes, by ``setarch -R``, calls took 0.65 of the time).  So a short wait
 must not leave compiled code (steps.c).
+
+Where the MPI library cannot copy from another process at once, a large message moves in pieces,
+only while both ranks poll: with a sleep before each piece 8 MiB took 50 ms instead of 1.  A poll
+that moved a piece took longer than usual; no sleep follows it.
 """
 
 from __future__ import annotations
