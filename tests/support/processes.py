@@ -54,10 +54,13 @@ def environment(**more: str) -> dict[str, str]:
     """Return this environment, without a launch that it is part of, ready for an mpiexec.
 
     And without the wish to write no bytecode: each of hundreds of ranks would compile mpidist anew,
-    which takes longer than all else that its import does.
+    which takes longer than all else that its import does. And without the names by which pytest
+    knows a continuous-integration server: it cuts no line of its summary there.
     """
     unwanted = (*OF_A_LAUNCH, "PYTHONDONTWRITEBYTECODE")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
+    for name in ("CI", "BUILD_NUMBER"):
+        plain.pop(name, None)
     return {**plain, **OVERSUBSCRIBED, **NO_FABRIC, "PYTHONUNBUFFERED": "1", **more}
 
 
