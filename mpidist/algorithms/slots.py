@@ -158,20 +158,28 @@ def broadcast_slots(rank: int, size: int, *, root: int, pieces: int) -> Iterator
 
 
 @algorithm("scatter", "slots", memory="slots")
-def scatter_slots(rank: int, size: int, *, root: int) -> Iterator[Round]:
+def scatter_slots(rank: int, size: int, *, root: int, pieces: int) -> Iterator[Round]:
     """Every rank fetches its block from the root's slot.
 
-    Rounds: 2 and 1 meeting.  Bytes per rank: n/p read.
+    Rounds: 2 and 1 meeting for each piece, in the halves of a slot in turn.  Bytes per rank: n/p
+    read.
 
     5 ranks, root 0::
 
         0 --> 1, 2, 3, 4
     """
     others = tuple(onward(rank, size))
-    if rank == root:
-        yield Copy(others, others, target=SLOT)
-    yield Meet(range(size))
-    yield Copy(rank, rank) if rank == root else Get(root, rank, source=SLOT)
+
+    def write(k: int, half: str) -> list[Step]:
+        if rank != root:
+            return []
+        return [Copy(tuple(peer * pieces + k for peer in others), others, target=half)]
+
+    def read(k: int, half: str) -> list[Step]:
+        to = rank * pieces + k
+        return [Copy(to, to) if rank == root else Get(root, rank, source=half, to=to)]
+
+    yield from _pipelined(size, pieces, write, read)
 
 
 @algorithm("alltoall", "slots", memory="slots")
@@ -198,36 +206,39 @@ def alltoall_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
 
 
 @algorithm("scan", "slots", ordered=True, memory="slots")
-def scan_slots(rank: int, size: int) -> Iterator[Round]:
+def scan_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
     """Every rank combines the slots of the ranks up to itself.
 
-    Rounds: 2 and 1 meeting.  Bytes per rank: at most (p-1) n read.
+    Rounds: 2 and 1 meeting for each piece, in the halves of a slot in turn.  Bytes per rank: at
+    most (p-1) n read.
 
     Into rank 2 of 5::
 
         0, 1 --> 2
     """
-    if rank + 1 < size:
-        yield Copy(0, 0, target=SLOT)
-    yield Meet(range(size))
-    yield Fold(range(rank + 1), source=SLOT, own="in")
+
+    def read(k: int, half: str) -> list[Step]:
+        return [Fold(range(rank + 1), 0, half, to=k, own="in")]
+
+    yield from _pipelined(size, pieces, _unless_last(rank, size), read)
 
 
 @algorithm("exscan", "slots", ordered=True, memory="slots")
-def exscan_slots(rank: int, size: int) -> Iterator[Round]:
+def exscan_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
     """Every rank combines the slots of the ranks before it.
 
-    Rounds: 2 and 1 meeting.  Bytes per rank: at most (p-1) n read.
+    Rounds: 2 and 1 meeting for each piece, in the halves of a slot in turn.  Bytes per rank: at
+    most (p-1) n read.
 
     Into rank 2 of 5::
 
         0, 1 --> 2
     """
-    if rank + 1 < size:
-        yield Copy(0, 0, target=SLOT)
-    yield Meet(range(size))
-    if rank:
-        yield Fold(range(rank), source=SLOT)
+
+    def read(k: int, half: str) -> list[Step]:
+        return [Fold(range(rank), 0, half, to=k)] if rank else []
+
+    yield from _pipelined(size, pieces, _unless_last(rank, size), read)
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -272,6 +283,11 @@ def _concatenated(
         return [own, *(Get(peer, 0, source=half, to=peer * pieces + k) for peer in peers)]
 
     yield from _pipelined(size, pieces, write, read)
+
+
+def _unless_last(rank: int, size: int) -> Callable[[int, str], Sequence[Step]]:
+    """Return what copies a piece of a whole input for the ranks behind this one."""
+    return lambda k, half: [Copy(k, 0, target=half)] if rank + 1 < size else []
 
 
 def _pipelined(

@@ -65,9 +65,9 @@ class ScheduleExecutor(Executor):
     def described(self) -> str:
         return self.summary + ("" if self.memory == "published" else described_pace())
 
-    def plan(self, call: Call, choice: Choice, pieces: int = 1) -> Plan:
+    def plan(self, call: Call, choice: Choice) -> Plan:
         """Return the plan of a schedule for the ranks and the root of a call."""
-        return self._plans.find(call, choice, pieces)
+        return self._plans.find(call, choice)
 
     def program(self, call: Call, plan: Plan, use: Use = ONCE, slot: int | None = None) -> Program:
         """Bind a call to a schedule: return its new program."""

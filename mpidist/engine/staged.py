@@ -28,6 +28,10 @@ from .one_sided import Binding
 from .schedules import UNEVEN, ScheduleExecutor
 
 _MAX_SHARED_BYTES = 1 << 20  # largest calls that share a program; at 2 MiB copying costs as much
+# Bytes up to which data that only move go through slots by the executor's name, and so by "auto":
+# later calls of longer arrays gain less than binding takes in the first two.  A broadcast of 64 MiB
+# took 1.7 and 2.8 times the library's time in these, and 0.8 to 1 afterwards.
+_MOST_MOVED = 16 << 20
 _SHIPPED = (
     *("allreduce", "reduce", "reduce_scatter", "allgather"),
     *("broadcast", "gather", "scatter", "alltoall", "scan", "exscan"),
@@ -61,17 +65,35 @@ class Staged(ScheduleExecutor):
             return f"there is no {call.collective} through slots"
         if call.uneven_alltoall:
             return UNEVEN
-        if call.nbytes > STAGING_BYTES:
-            return f"its {call.nbytes} bytes exceed the {STAGING_BYTES >> 20} MiB of a staging slot"
-        return None
+        if call.nbytes <= STAGING_BYTES:
+            return None
+        if call.op is None and call.nbytes > _MOST_MOVED:
+            most = f"{_MOST_MOVED >> 20} MiB, beyond which binding takes longer than slots save"
+            return f"its {call.nbytes} bytes exceed {most}; algorithm='slots' runs it"
+        return self.lacks(self.plan(call, self._choice(call)), call, background)
 
     def lacks(self, plan: Plan, call: Call, background: bool) -> str | None:
         if self._reason is not None or background:
             return self._reason or "it cannot run in the background"
-        nbytes = plan.layout(call).slot_elements * call.dtype.itemsize
+        nbytes = _slot_bytes(plan, call)
         if nbytes > STAGING_BYTES:
             return f"it needs {nbytes} bytes of a staging slot, which has {STAGING_BYTES >> 20} MiB"
         return None
+
+    def plan(self, call: Call, choice: Choice) -> Plan:
+        """Return the plan of a schedule, with as many pieces as make each fit into a slot."""
+        largest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
+        pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, call.size, largest)[0]
+        plan = self._plans.find(call, choice, pieces)
+        while (
+            call.nbytes > STAGING_BYTES
+            and "pieces" in choice.algorithm.uses
+            and _slot_bytes(plan, call) > STAGING_BYTES
+            and pieces < largest
+        ):
+            pieces *= 2
+            plan = self._plans.find(call, choice, pieces)
+        return plan
 
     def make_ready(self) -> None:
         assert self.heap is not None
@@ -94,14 +116,14 @@ class Staged(ScheduleExecutor):
         return call.collective, call.dtype, call.root, op, call.counts, input_size, output_size
 
     def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
-        if choice is None:
-            collective = call.collective
-            short = collective in self._one_shot and one_shot(call)
-            choice = (self._one_shot if short else self._shipped)[collective]
-        largest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
-        pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, call.size, largest)[0]
-        plan = self.plan(call, choice, pieces)
+        plan = self.plan(call, self._choice(call) if choice is None else choice)
         return self.program(call, plan, use, slot=use.turn)
+
+    def _choice(self, call: Call) -> Choice:
+        """Return the schedule by which a call is served that names none."""
+        collective = call.collective
+        short = collective in self._one_shot and one_shot(call)
+        return (self._one_shot if short else self._shipped)[collective]
 
     def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call, and to slot number `turn` of all ranks."""
@@ -119,3 +141,7 @@ class Staged(ScheduleExecutor):
             else:
                 arrays[key] = unowned(call.x if kind == "in" else call.out)
         return Binding(call, layout, heap, tags, arrays, [], in_place=call.in_place)
+
+
+def _slot_bytes(plan: Plan, call: Call) -> int:
+    return plan.layout(call).slot_elements * call.dtype.itemsize

@@ -95,37 +95,13 @@ def _symmetric_from(start: float, crowded: float) -> tuple[Rule, ...]:
     return Rule(SYMMETRIC, start, crowded=False), Rule(SYMMETRIC, crowded, crowded=True)
 
 
-# Private arrays through slots of shared memory, measured as the above; a slot has 2 MiB.
-_SLOT = (2 << 20) + 1
-_MEBIBYTE = (1 << 20) + 1
-
-
-def _staged(
-    below: float = _SLOT, crowded: float = _SLOT, mpich: float = _SLOT, mpich_crowded: float = _SLOT
-) -> tuple[Rule, ...]:
-    return (
-        Rule(STAGED, below=below, crowded=False, vendor=NOT_MPICH),
-        Rule(STAGED, below=crowded, crowded=True, vendor=NOT_MPICH),
-        Rule(STAGED, below=mpich, crowded=False, vendor=MPICH),
-        Rule(STAGED, below=mpich_crowded, crowded=True, vendor=MPICH),
-    )
-
-
-# Private arrays by single copy, measured as the above from 1 MB to 64 MB.  Allreduce took 0.44–0.90
-# of native's time apart and 0.48–1.06 in place (Open MPI at 2 and 4 MB gains nothing there),
-# reduce_scatter 0.20–0.93, reduce with MPICH 0.24–0.79; with Open MPI on 2 ranks reduce took
-# 1.0–1.5 times as long up to 16 MB, on 4 ranks 0.5–0.8.  MPICH's allreduce on 2 ranks, 1.5 and
-# 2 MiB, on a busy machine: slots took 0.1–0.8 of native's time, and at 2 MiB 0.7–0.8 of single
-# copy's.
-_SINGLE_COPY = (Rule(SINGLE_COPY, _SLOT),)
-_SINGLE_COPY_ALLREDUCE = (
-    Rule(SINGLE_COPY, 2 << 20, crowded=False, vendor=NOT_MPICH),
-    Rule(SINGLE_COPY, _SLOT),
-)
-_SINGLE_COPY_REDUCE = (
-    Rule(SINGLE_COPY, _SLOT, crowded=True, vendor=NOT_MPICH),
-    Rule(SINGLE_COPY, _SLOT, vendor=MPICH),
-)
+# Private arrays through slots of shared memory: of 10 collectives of 1 to 64 MiB, on 2 ranks and on
+# 4 on 2 cores, with the same two libraries, it took 0.1 to 1 of native's time with the first
+# reading of the result (alltoall of 2 and 4 MiB on near cores 1.1), and 0.4 to 0.9 of single
+# copy's; only scatter with Open MPI took up to 1.6 times as long with more ranks than cores.
+_STAGED = (Rule(STAGED),)
+# By single copy it took 0.2 to 1 of native's time, where there is no memory for slots.
+_STAGED_OR_SINGLE_COPY = (*_STAGED, Rule(SINGLE_COPY, 2 << 20))
 
 # Between nodes, see docs/hierarchical.rst: there a native call with a deadline first waits until
 # all ranks have arrived, which costs a round trip that our algorithms do not need.
@@ -157,7 +133,7 @@ def _without_native(*rules: tuple[str, float, float]) -> tuple[Rule, ...]:
 # and 4 ranks a scan took 0.2 to 0.7 of native's time, with MPICH 0.05 to 0.3; an exscan of 8 MiB,
 # on 2 ranks one message, three times as long.
 _SCANNED = 16
-_STAGED_SCAN = (Rule(STAGED, below=_SLOT, ranks=_SCANNED),)
+_STAGED_SCAN = (Rule(STAGED, ranks=_SCANNED),)
 _SCAN_BY_MESSAGES = (
     *_NATIVE,
     *_without_native(("recursive_doubling", 0, 64 << 10), ("chain", 64 << 10, ANY)),
@@ -166,14 +142,13 @@ _SCAN_BY_MESSAGES = (
 RULES: dict[str, tuple[Rule, ...]] = {
     "allreduce": (
         *_SYMMETRIC,
-        *_staged(768 << 10),
-        *_SINGLE_COPY_ALLREDUCE,
+        *_STAGED_OR_SINGLE_COPY,
         Rule("hierarchical/in_place/recursive_doubling", 64 << 10, nodes=(2, 2), shared=True),
         *_in_nodes(
             ("hierarchical/in_place/recursive_doubling", 64 << 10, 512 << 10),
             ("hierarchical/in_place/ring", 512 << 10, ANY),
             ("hierarchical_leaders/in_place/ring", 64 << 10, ANY),
-            ("hierarchical/slots/recursive_doubling", 256 << 10, _SLOT),
+            ("hierarchical/slots/recursive_doubling", 256 << 10, (2 << 20) + 1),
         ),
         Rule(
             "hierarchical_leaders/binomial/recursive_doubling",
@@ -195,8 +170,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "reduce": (
         *_SYMMETRIC,
-        *_staged(),
-        *_SINGLE_COPY_REDUCE,
+        *_STAGED_OR_SINGLE_COPY,
         *_in_nodes(("hierarchical_leaders/in_place/binomial", 1 << 20, ANY)),
         *_LEADERS,
         Rule("hierarchical", _SLICES, 256 << 10, nodes=_SEVERAL, native=True),
@@ -205,7 +179,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "broadcast": (
         *_SYMMETRIC,
-        *_staged(),
+        *_STAGED,
         *_in_nodes(("hierarchical_leaders/in_place/binomial", 1 << 20, ANY)),
         *_LEADERS,
         *_LANES,
@@ -214,7 +188,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "allgather": (
         *_SYMMETRIC,
-        *_staged(mpich=_MEBIBYTE),
+        *_STAGED,
         *_in_nodes(("hierarchical_leaders/in_place/ring", 2 << 20, ANY)),
         *_LEADERS,
         *_LANES,
@@ -223,8 +197,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "reduce_scatter": (
         *_SYMMETRIC,
-        *_staged(),
-        *_SINGLE_COPY,
+        *_STAGED_OR_SINGLE_COPY,
         *_in_nodes(
             ("hierarchical/in_place/ring", 512 << 10, ANY),
             ("hierarchical_leaders/in_place/ring", 512 << 10, ANY),
@@ -237,19 +210,21 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "gather": (
         *_symmetric_from(32 << 10, crowded=128 << 10),
-        *_staged(),
+        *_STAGED,
         *_NATIVE,
         *_without_native(("binomial", 0, ANY)),
     ),
     "scatter": (
         *_symmetric_from(64 << 10, crowded=128 << 10),
-        *_staged(crowded=384 << 10),
+        Rule(STAGED, crowded=False),
+        Rule(STAGED, below=384 << 10, crowded=True, vendor=NOT_MPICH),
+        Rule(STAGED, crowded=True, vendor=MPICH),
         *_NATIVE,
         *_without_native(("binomial", 0, ANY)),
     ),
     "alltoall": (
         *_SYMMETRIC,
-        *_staged(768 << 10, 768 << 10, 768 << 10, _MEBIBYTE),
+        *_STAGED,
         *_NATIVE,
         *_without_native(("bruck", 0, 4 << 10), ("pairwise", 4 << 10, ANY)),
     ),

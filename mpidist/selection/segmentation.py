@@ -11,8 +11,12 @@ _BLOCK_LIMIT = 1 << 30  # bytes: MPI counts are 32-bit in some places of every l
 _FEWER = ("allreduce", "hierarchical")  # has fewer segments in flight with MPICH
 _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at most
 # Pieces in the halves of a slot: 32 and 128 KiB took 1.05 to 1.1 times as long, from 512 KiB on, on
-# 2 ranks; more of them would make binding too slow for an array that is used in one call only.
-_SLOT_PIECE, _SLOT_PIECES = 64 << 10, 8
+# 2 ranks, but each takes 10 µs to bind, in each of the first two calls of an array: so there are at
+# most 8, and longer arrays have longer ones.  Those of 256 KiB took as long as 128 and 512, and of
+# 1 MiB 1.4 to 1.8 times as long: the halves of all slots no longer fit into a cache.
+_SLOT_PIECES = ((64 << 10, 8), (256 << 10, 32), (512 << 10, 1 << 20))
+# Reductions: 256 KiB to 1 MiB took equally long, and 2 MiB 1.4 times as long (of 4 MiB).
+_REDUCED_PIECES = ((1 << 20, 1), (512 << 10, 128))
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,19 @@ class Segmentation:
         11.3, 40.2, 159), Open MPI with 8 (13.9, 45.0, 168 ms against 15.3, 53.6, 249).  The other
         collectives, and ``hierarchical_leaders``, do not gain from fewer with MPICH.
 
-        In shared memory, data that only move go through slots in pieces: a rank writes one while
-        others read the one before (broadcast of 1 MiB, 2 ranks: 0.75 of the time in one piece).
+        In shared memory, data go through slots in pieces.  Where they only move, a rank writes one
+        piece while others read the one before (broadcast of 1 MiB, 2 ranks: 0.75 of the time in
+        one piece).
         """
         limit, window = self.segment_bytes, self.window
         if algorithm.memory is not None:
-            if "pieces" not in algorithm.uses or algorithm.contract.reduces:
+            if "pieces" not in algorithm.uses:
                 return 1, window
-            piece = _SLOT_PIECE
+            reduces = algorithm.contract.reduces
             if algorithm.collective == "alltoall":  # a piece for each of the others, side by side
-                piece //= max(size - 1, 1)
-            return max(1, min(_SLOT_PIECES, -(-largest // piece))), window
+                largest *= max(size - 1, 1)
+            cuts = _REDUCED_PIECES if reduces else _SLOT_PIECES
+            return max(1, *[min(most, -(-largest // piece)) for piece, most in cuts]), window
         if nodes > 1 and algorithm.local:
             return self.between_nodes(algorithm, largest)
         if blocks >= size:

@@ -47,8 +47,8 @@ def test_in_place(memory, collective):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("size", (1, 2, 3, 5))
-def test_uneven_counts(memory, size):
-    counts = [30_000 * (3 * rank % 4) for rank in range(size)]
+def test_uneven_counts(memory, size, each=30_000):
+    counts = [each * (3 * rank % 4) for rank in range(size)]
     ranks, total = Ranks(size, MEMORIES[memory]), sum(counts)
     for collective in ("allgather", "gather", "scatter", "reduce_scatter"):
         deals = collective in ("scatter", "reduce_scatter")
@@ -68,11 +68,29 @@ def test_uneven_counts(memory, size):
             assert call.out is None or (call.out == right).all()
 
 
-def test_a_slot_is_too_short():
+@pytest.mark.parametrize("size", (2, 5))
+def test_slots_long_arrays_in_pieces(size):
+    """Arrays longer than a slot, of even and uneven blocks."""
+
+    def make(n, dtype):
+        return [np.empty(n, dtype) for _ in range(size)]
+
+    ranks = Ranks(size, Staged)
+    for collective, name, memory in SCHEDULES:
+        if memory == "slots" and not name.endswith("one_shot"):
+            check_bits(ranks, collective, name, make, (600_011,), (("float32", "sum"),))
+    test_uneven_counts("slots", size, each=900_000)
+
+
+def test_slots_refused_arrays():
     ranks, n = Ranks(2, Staged), (2 << 20) + 1
     calls = ranks.calls("allreduce", [np.zeros(n, "int8")] * 2, [np.zeros(n, "int8")] * 2, op="sum")
-    assert "2097153 bytes exceed the 2 MiB" in ranks.executors[0].why_not(calls[0], "auto", False)
-    assert "bytes of a staging slot, which has 2 MiB" in ranks.why_not("slots", calls)[0]
+    assert ranks.executors[0].why_not(calls[0], "auto", False) is None
+    assert "bytes of a staging slot, which has 2 MiB" in ranks.why_not("slots_one_shot", calls)[0]
+    x = np.zeros((16 << 20) + 1, "int8")
+    calls = ranks.calls("broadcast", [x] * 2, [x] * 2)
+    assert "16777217 bytes exceed 16 MiB" in ranks.executors[0].why_not(calls[0], "auto", False)
+    assert ranks.why_not("slots", calls) == [None, None]
 
 
 def test_a_slot_that_is_filled_from_another():

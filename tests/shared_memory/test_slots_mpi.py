@@ -96,10 +96,18 @@ def test_noncommuting_user_function(comm):
     assert (got == comm.size - 1).all()
 
 
-def test_array_larger_than_a_slot(comm):
-    x = np.zeros((2 << 20) + 1, "uint8")
-    with pytest.raises(mpidist.Unsupported, match="2 MiB of a staging slot"):
-        comm.allreduce(x, "max", algorithm="staged")
+@pytest.mark.parametrize("n", ((2 << 20) + 1, 5_000_011))
+def test_array_larger_than_a_slot(comm, n):
+    x = np.arange(n, dtype="uint8") + np.uint8(comm.rank)
+    most = np.max([np.arange(n, dtype="uint8") + np.uint8(rank) for rank in range(comm.size)], 0)
+    for _ in range(3):
+        assert np.array_equal(comm.allreduce(x, "max", algorithm="staged"), most)
+        sent = comm.broadcast(x.copy(), root=comm.size - 1, algorithm="staged")
+        assert np.array_equal(sent, x + np.uint8(comm.size - 1 - comm.rank))
+    with pytest.raises(mpidist.Unsupported, match="2 MiB"):
+        comm.allreduce(x, "max", algorithm="slots_one_shot")
+    with pytest.raises(mpidist.Unsupported, match="exceed 16 MiB.*algorithm='slots'"):
+        comm.broadcast(np.zeros(3 << 20), algorithm="staged")
     with pytest.raises(mpidist.Unsupported, match="background"):
         comm.iallreduce(x[:100], "max", algorithm="staged")
     comm.barrier()
