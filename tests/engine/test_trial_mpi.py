@@ -99,11 +99,11 @@ def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
 
 
 def test_slots_are_tried_by_the_first_call_that_fits(made):
-    tried, x = made(), np.ones(5 << 16)
-    tried.allreduce(x)
+    tried, x = made(), np.ones(20 << 17)
+    tried.broadcast(x)
     (times,) = tried._service.chooser.estimates._trials.values()
     assert "staged" not in times
-    tried.allreduce(x[: 3 << 16])
+    tried.broadcast(x[: 5 << 17])
     (more,) = tried._service.chooser.estimates._trials.values()
     assert more.keys() - times.keys() == {"staged"} and more.items() >= times.items()
 
