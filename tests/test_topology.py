@@ -1,9 +1,10 @@
-"""Topology: pure data about who shares a node with whom."""
+"""Topology, pure data about who shares a node with whom, and grids of ranks."""
 
+import numpy as np
 import pytest
 
 from mpidist.errors import ConfigError, InvalidArgument, InvalidRank, Unsupported
-from mpidist.topology import Topology
+from mpidist.topology import Grid, Topology
 
 
 def from_hosts(rank, hosts, **environ):
@@ -53,3 +54,26 @@ def test_bad_groups():
         Topology(2, ((0, 1),))
     assert (error.value.rank, error.value.size) == (2, 2)
     assert Topology(0, ((2, 1), (0, 3))).groups == ((0, 3), (1, 2))
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 5)
+def test_grid_has_rows_and_columns(comm):
+    for data in (d for d in range(1, comm.size + 1) if comm.size % d == 0):
+        grid = Grid(comm, data=data)
+        assert grid.shape == (data, comm.size // data)
+        assert (grid.data.size, grid.pipe.size) == grid.shape
+        assert (grid.data.rank, grid.pipe.rank) == (grid.data_index, grid.pipe_index)
+        assert comm.rank == grid.pipe_index * data + grid.data_index
+        same_stage = np.arange(data) + grid.pipe_index * data
+        np.testing.assert_array_equal(grid.data.allgather(np.array([comm.rank])), same_stage)
+        same_replica = np.arange(comm.size // data) * data + grid.data_index
+        np.testing.assert_array_equal(grid.pipe.allgather(np.array([comm.rank])), same_replica)
+    assert Grid(comm, data=-1, pipe=comm.size).shape == (1, comm.size)
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 5)
+def test_grid_bad_shapes_are_refused(comm):
+    size = comm.size
+    for sides in ({"data": size + 1}, {"data": 2, "pipe": size}, {"pipe": 0}, {}, {"data": True}):
+        with pytest.raises(ConfigError, match=f"rank {comm.rank}.* on {size} ranks"):
+            Grid(comm, **sides)

@@ -1,6 +1,4 @@
-"""The choice of a way to overlap, the times of a step, and chains of works."""
-
-from types import SimpleNamespace
+"""The choice of a way to overlap."""
 
 import numpy as np
 import pytest
@@ -8,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import run_simulated
-from mpidist.errors import CommunicationError
 from mpidist.nn import Linear, Sequential
-from mpidist.parallel import DDP, assign_buckets
+from mpidist.parallel import DDP
 from mpidist.parallel.autotune import GAIN, ROUNDS, Trial
 from mpidist.parallel.stats import Clock
-from mpidist.parallel.transport import DONE, TRANSPORTS, Chain, Polls, Thread, chained
+from mpidist.parallel.transport import TRANSPORTS
+from tests.support.training_kits import KITS, SMALL, STEPS, assert_close, train, train_alone
 
 NAMES = tuple(TRANSPORTS)
 
@@ -117,96 +115,6 @@ def test_never_one_that_loses(seconds):
     assert best == "none" or times[best] < GAIN * times["none"]
 
 
-def test_times_of_a_step(monkeypatch):
-    moments = iter([0.0, 5.0, 7.0, 10.0, 12.0])  # begin; sync begins, ends; without a begin
-    monkeypatch.setattr("mpidist.parallel.stats.perf_counter", lambda: next(moments))
-    clock = Clock()
-    clock.begin()
-    clock.within(0.5)
-    clock.sync_begins()
-    spans = [(3.0, 4.0), (1.0, 3.5), (6.0, 6.5)]  # four seconds are covered, less a gap
-    clock.end(spans)
-    assert (clock.compute, clock.exposed, clock.communication) == (4.5, 2.5, 3.5)
-    assert clock.hidden == 1.0 and clock.last == 7.0 and spans == []
-    clock.sync_begins()
-    clock.end([])
-    assert (clock.steps, clock.exposed, clock.last) == (2, 4.5, 0.0)
-
-
-@given(st.permutations(range(6)), st.integers(1, 20), st.integers(1, 20))
-def test_observed_order(order, most, first):
-    buckets = assign_buckets([3, 5, 1, 4, 2, 6], "ababab", most, first, order)
-    assert sorted(i for bucket in buckets for i in bucket) == list(range(6))
-    ready = [max(order.index(i) for i in bucket) for bucket in buckets]
-    assert ready == sorted(ready)
-    for bucket in buckets:
-        assert [order.index(i) for i in bucket] == sorted(order.index(i) for i in bucket)
-
-
-class Later:
-    """A Work that ends at the n-th look."""
-
-    def __init__(self, looks):
-        self.looks = looks
-
-    def test(self):
-        self.looks -= 1
-        return self.looks <= 0
-
-    def wait(self, **options):
-        self.looks = 0
-
-
-def test_chain():
-    seen = []
-
-    @chained
-    def steps(first):
-        seen.append(first)
-        yield Later(2)
-        seen.append("between")
-        yield Later(1)
-        seen.append("end")
-
-    work = steps("begin")
-    assert seen == ["begin"] and not work.test() and seen == ["begin"]
-    assert work.test() and seen == ["begin", "between", "end"] and work.test()
-    steps("again").wait()
-    assert seen[3:] == ["again", "between", "end"]
-    Chain(iter(())).wait()
-    assert DONE.test()
-
-
-class OneBucket:
-    index = 0
-    comm = SimpleNamespace(traced=None)
-
-
-def test_spans_of_works_are_taken():
-    for transport in (Polls(lambda bucket: Later(1)), Thread(lambda bucket: Later(1))):
-        work = transport.send(OneBucket())
-        work.wait()
-        transport.poll()
-        assert work.test()
-        ((began, ended),) = transport.spans
-        assert ended >= began
-
-
-def test_a_dead_thread_is_noticed(monkeypatch):
-    monkeypatch.setattr("mpidist.parallel.transport.ALIVE_SECONDS", 0.01)
-
-    def leaves(bucket):
-        raise SystemExit  # kills a thread quietly
-
-    transport = Thread(leaves)
-    with pytest.raises(SystemExit):
-        transport.send(OneBucket()).wait()
-    transport._queue.put(None)
-    transport._thread.join(10)
-    with pytest.raises(CommunicationError, match="thread"):
-        transport.send(OneBucket()).wait()
-
-
 def test_gradients_on_one_rank():
     """Nothing is moved into buckets where there is nobody to send to."""
     from mpidist.nn import Linear
@@ -223,3 +131,22 @@ def test_gradients_on_one_rank():
         assert model.stats().copies == 0 and model.stats().overlap == "none"
 
     run_simulated(1, main)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_auto_overlap_ends_with_a_choice(comm, kit):
+    net = kit.mlp(comm.rank)
+    model = DDP(net, comm, overlap="auto", **SMALL)
+    make, settings = kit.optimizers()["momentum"]
+    train(comm, kit, model, make(net.parameters(), **settings))
+    assert_close(kit, net, train_alone(kit, 0, "momentum"))
+    stats = model.stats()
+    assert stats.steps == STEPS
+    assert stats.bytes == sum(p.nbytes for p in kit.values(model))
+    if comm.size > 1:
+        assert set(stats.trials) == {"none", "polls", "thread"}
+        assert len(set(comm.allgather_object(stats.overlap))) == 1
+        fastest = min(stats.trials, key=stats.trials.get)
+        assert stats.overlap in ("none", fastest)
+    assert stats.compute > 0 and stats.exposed > 0
+    assert 0 <= stats.hidden <= stats.communication

@@ -1,20 +1,34 @@
-"""DDP and Grid on simulated ranks and under mpiexec, and buckets as pure data."""
+"""DDP: training is that of one process, and what it refuses."""
 
+import re
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpidist import run_simulated
-from mpidist.errors import ConfigError, InvalidArgument, InvalidRank
+from mpidist.errors import InvalidArgument, InvalidRank
 from mpidist.nn import SGD, CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
-from mpidist.parallel import DDP, assign_buckets
-from mpidist.selection.config import CollectiveConfig
+from mpidist.parallel import DDP, ZeroOptimizer
+from mpidist.parallel.hooks import Compress
+from mpidist.schedule import algorithms
 from mpidist.topology import Grid
-from tests.support.training_kits import Weights
+from tests.support.training_kits import (
+    KITS,
+    MANUAL,
+    SMALL,
+    Weights,
+    assert_close,
+    assert_identical,
+    batch,
+    fingerprint,
+    train,
+    train_alone,
+)
+
+ALLREDUCES = [a.name for a in algorithms("allreduce") if not a.local]
 
 
 class OneWeight(Module):
@@ -47,45 +61,6 @@ def test_ddp_broadcast_parameters():
         return ddp.module.weight.data.tolist()
 
     assert run_simulated(3, rank_main) == [[10, 20, 30]] * 3
-
-
-def test_stats():
-    """Times are means over the steps; without a step zeros."""
-
-    def rank_main(comm):
-        model = DDP(OneWeight([1, 2, 3]), comm)
-        zero = model.stats()
-        assert (zero.steps, zero.compute, zero.hidden) == (0, 0.0, 0.0)
-        clock = model.reducer.clock
-        clock.steps, clock.compute, clock.exposed = 4, 8.0, 4.0
-        clock.communication, clock.hidden = 12.0, 2.0
-        found = model.stats()
-        assert (found.steps, found.compute, found.exposed) == (4, 2.0, 1.0)
-        assert (found.communication, found.hidden, found.bytes) == (3.0, 0.5, 12)
-        assert str(found).startswith(
-            "4 steps: compute 2,000 ms, exposed 1,000 ms, communication 3,000 ms (17% hidden), "
-            "12 bytes in"
-        )
-        scalars = found.scalars()
-        assert scalars["compute"] == 2.0 and scalars["bytes"] == 12.0 and "overlap" not in scalars
-        assert {type(value) for value in scalars.values()} == {float}
-
-    run_simulated(2, rank_main)
-
-
-def test_ddp_delegates_module_trait():
-    def rank_main(comm):
-        ddp = DDP(OneWeight([1, 2]), comm)
-        assert ddp.training
-        assert ddp.eval() is ddp and not ddp.training and not ddp.module.training
-        ddp.train()
-        assert ddp.training
-        assert len(ddp.parameters()) == 1
-        assert ddp.named_parameters()[0][0] == "weight"
-        assert ddp.comm is comm and ddp.forward(3) == ddp(3) == ddp.backward(3) == 3
-        assert "1 bucket on 1 rank)" in repr(ddp)
-
-    run_simulated(1, rank_main)
 
 
 def mlp(seed=0, dtype=np.float64):
@@ -159,32 +134,6 @@ def test_sync_gradients_added_by_hand_are_kept(comm):
         np.testing.assert_allclose(p.grad, 1.0)
         assert module.weights[1].grad is None
         ddp.zero_grad()
-
-
-@pytest.mark.ranks(1, 2, 3, 4, 5)
-def test_buckets_are_kept_across_steps(comm):
-    module = Weights(np.ones(4), np.ones((2, 3)))
-    ddp = DDP(module, comm, bucket_bytes=50, first_bucket_bytes=50)
-    seen = []
-    for step in range(3):
-        for p in module.weights:
-            p.grad = np.full_like(p.data, step + comm.rank)
-        ddp.overlapped_sync_gradients()
-        for p in module.weights:
-            np.testing.assert_allclose(p.grad, step + (comm.size - 1) / 2)
-        seen.append([id(bucket.flat) for bucket in ddp.buckets])
-    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 2
-    # A backward that adds to what is there works in the buffer itself.
-    for p in module.weights:
-        p.grad += 1.0
-    ddp.sync_gradients()
-    np.testing.assert_allclose(module.weights[1].grad, 3 + (comm.size - 1) / 2)
-    ddp.zero_grad(set_to_none=False)
-    ddp.sync_gradients()
-    np.testing.assert_array_equal(module.weights[1].grad, 0.0)
-    ddp.zero_grad()
-    ddp.sync_gradients()
-    assert module.weights[1].grad is None
 
 
 @pytest.mark.ranks(1, 2, 3, 4, 5)
@@ -278,29 +227,6 @@ def test_ddp_algorithm_is_passed_on(comm):
         DDP(module, comm, algorithm="rung").sync_gradients()
 
 
-@pytest.mark.ranks(1, 2, 3, 4, 5)
-def test_grid_has_rows_and_columns(comm):
-    for data in (d for d in range(1, comm.size + 1) if comm.size % d == 0):
-        grid = Grid(comm, data=data)
-        assert grid.shape == (data, comm.size // data)
-        assert (grid.data.size, grid.pipe.size) == grid.shape
-        assert (grid.data.rank, grid.pipe.rank) == (grid.data_index, grid.pipe_index)
-        assert comm.rank == grid.pipe_index * data + grid.data_index
-        same_stage = np.arange(data) + grid.pipe_index * data
-        np.testing.assert_array_equal(grid.data.allgather(np.array([comm.rank])), same_stage)
-        same_replica = np.arange(comm.size // data) * data + grid.data_index
-        np.testing.assert_array_equal(grid.pipe.allgather(np.array([comm.rank])), same_replica)
-    assert Grid(comm, data=-1, pipe=comm.size).shape == (1, comm.size)
-
-
-@pytest.mark.ranks(1, 2, 3, 4, 5)
-def test_grid_bad_shapes_are_refused(comm):
-    size = comm.size
-    for sides in ({"data": size + 1}, {"data": 2, "pipe": size}, {"pipe": 0}, {}, {"data": True}):
-        with pytest.raises(ConfigError, match=f"rank {comm.rank}.* on {size} ranks"):
-            Grid(comm, **sides)
-
-
 @pytest.mark.ranks(2, 3, 5)
 @pytest.mark.mpi(min_size=2)
 def test_overlapped_sync_gradients_has_all_buckets_in_flight(comm):
@@ -343,70 +269,12 @@ class Watched:
         return work
 
 
-class Noted(Weights):
-    """With a buffer, which differs from rank to rank and from step to step."""
-
-    def __init__(self, comm):
-        super().__init__(np.zeros(3))
-        self.comm, self.noted = comm, np.zeros(2)
-
-    def named_buffers(self):
-        return [("noted", self.noted)]
-
-    def zero_grad(self, set_to_none=True):
-        self.weights[0].grad = None
-
-    def step(self):
-        self.zero_grad()
-
-
-@pytest.mark.ranks(1, 2, 3, 4, 5)
-@pytest.mark.mpi(min_size=2)
-def test_join_buffers_come_from_the_lowest_unfinished_rank(comm):
-    """They are those of the lowest rank that has not finished: a finished one has no new values."""
-    module = Noted(comm)
-    model = DDP(module, comm)
-    with model.join(module) as joined:
-        for step in range(1 + comm.rank):
-            module.weights[0].grad = np.ones(3)
-            module.noted[...] = 10 * comm.rank + step
-            model.sync_gradients()
-            assert (module.noted == 10 * step + step).all() and joined.root == step
-            module.step()
-    last = comm.size - 1
-    assert (module.noted == 10 * last + last).all() and joined.first == (0, 1)
-
-
-@pytest.mark.ranks(1, 2, 3, 4, 5)
-def test_ddp_deadline_is_thirty_minutes(comm):
-    """Unless the user has set a deadline: ranks validate and compile while others wait."""
-    for seconds, kept in ((comm.timeout, 1800.0), (7.0, 7.0), (None, None)):
-        own = comm.split(0)
-        if own.timeout != CollectiveConfig().timeout or "timeout" in own.config.given:
-            kept = seconds  # these tests have a deadline of their own
-        own.timeout = seconds
-        model = DDP(Weights(np.ones(3), np.ones(3)), own, 24, 24, overlap="polls")
-        assert own.timeout == kept and model.reducer.comm.timeout == kept
-        model.close()
-        own.free()
-
-
 @pytest.mark.parametrize("argument", ["bucket_bytes", "first_bucket_bytes"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
 def test_bad_bucket_sizes(argument, value):
     def rank_main(comm):
         with pytest.raises(InvalidArgument, match=f"rank 0: {argument}={value}: .*>= 1"):
             DDP(OneWeight([1]), comm, **{argument: value})
-
-    run_simulated(1, rank_main)
-
-
-def test_gradient_of_another_shape_is_refused():
-    def rank_main(comm):
-        ddp = DDP(OneWeight([1, 2]), comm)
-        ddp.module.weight.grad = np.zeros(3, np.float32)
-        with pytest.raises(InvalidArgument, match=r"rank 0: .* weight has shape \(3,\).*\(2,\)"):
-            ddp.sync_gradients()
 
     run_simulated(1, rank_main)
 
@@ -422,32 +290,6 @@ def test_shared_parameters_are_synced_once():
         np.testing.assert_array_equal(module.weights[0].grad, 1.0)
 
     run_simulated(2, rank_main)
-
-
-def test_bucket_examples():
-    assert assign_buckets([], [], 8, 4) == []
-    assert assign_buckets([4] * 5, "aaaaa", 8, 4) == [(4,), (3, 2), (1, 0)]
-    assert assign_buckets([4, 100, 4, 4], "aaaa", 8, 8) == [(3, 2), (1,), (0,)]
-    assert assign_buckets([4] * 4, "abab", 8, 8) == [(3, 1), (2, 0)]
-    assert assign_buckets([4] * 4, "abab", 4, 4) == [(3,), (2,), (1,), (0,)]
-    assert assign_buckets([0, 0, 8, 0], "aaaa", 8, 8) == [(3, 2, 1, 0)]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.sampled_from("ab")), max_size=30),
-    st.integers(1, 60),
-    st.integers(1, 60),
-)
-def test_bucket_properties(parameters, most, first):
-    sizes, kinds = [s for s, _ in parameters], [k for _, k in parameters]
-    buckets = assign_buckets(sizes, kinds, most, first)
-    assert sorted(i for b in buckets for i in b) == list(range(len(parameters)))
-    for bucket in buckets:
-        assert len({kinds[i] for i in bucket}) == 1
-        assert list(bucket) == sorted(bucket, reverse=True)
-        assert len(bucket) == 1 or sum(sizes[i] for i in bucket) <= max(most, first)
-    ready = [min(bucket) for bucket in buckets]
-    assert ready == sorted(ready, reverse=True)
 
 
 def test_sync_gradients_calls():
@@ -478,3 +320,283 @@ def test_sync_gradients_calls():
         assert ways == [["sync_gradients", "sync", "send", "allreduce"], flags]
 
     run_simulated(2, rank_main)
+
+
+def equals_one_process(comm, kit, optimizer_name, overlap="none", passes=1, **options):
+    net = kit.mlp(comm.rank)  # the wrapper gives all the weights of rank 0
+    model = DDP(net, comm, overlap=overlap, **{**SMALL, **options})
+    make, settings = kit.optimizers()[optimizer_name]
+    train(comm, kit, model, make(net.parameters(), **settings), passes=passes)
+    assert_close(kit, net, train_alone(kit, 0, optimizer_name))
+    return model
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    "optimizer_name, overlap, passes, options",
+    [
+        ("sgd", "none", 1, {"algorithm": "rabenseifner"}),
+        ("momentum", "polls", 2, {}),
+        ("momentum", "thread", 1, {"algorithm": "ring"}),
+        ("adam", "thread", 1, {}),
+        ("adam", "polls", 3, {"algorithm": "tree:2"}),
+    ],
+)
+@pytest.mark.parametrize("kit", KITS)
+def test_training_equals_one_process(comm, kit, optimizer_name, overlap, passes, options):
+    equals_one_process(comm, kit, optimizer_name, overlap, passes, **options)
+
+
+def experts(step, rank):
+    """The expert of a rank: in a third of the steps the same on all ranks; the last in one step."""
+    return 2 if step == 1 else 0 if step % 3 == 0 else (step + rank) % 2
+
+
+@pytest.mark.parametrize("zero", (False, True))
+@pytest.mark.parametrize("overlap", ("none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("optimizer_name", ("momentum", "adam"))
+def test_mixture_of_experts_equals_one_process(comm, kit, optimizer_name, overlap, zero):
+    """What no rank has used in a step is left alone by momentum, as in one process."""
+    steps, (make, settings) = 9, kit.optimizers()[optimizer_name]
+    net, alone = kit.mixture(comm.rank), kit.mixture(0)
+    model = DDP(net, comm, overlap=overlap, **SMALL)
+    optimizer = (
+        ZeroOptimizer(make, model, **settings) if zero else make(net.parameters(), **settings)
+    )
+    reference = make(alone.parameters(), **settings)
+    for step in range(steps):
+        x, labels = batch(step)
+        for rank in range(comm.size):
+            alone.chosen, part = experts(step, rank), slice(rank, None, comm.size)
+            kit.step(alone, x[part], labels[part], 1 / len(x))
+        reference.step()
+        net.chosen, part = experts(step, comm.rank), slice(comm.rank, None, comm.size)
+        with model.no_sync():
+            kit.step(model, x[part][:2], labels[part][:2], comm.size / len(x))
+        kit.step(model, x[part][2:], labels[part][2:], comm.size / len(x))
+        model.sync_gradients()
+        found = [grad is None for grad in kit.gradients(net)]
+        assert found == [grad is None for grad in kit.gradients(alone)]
+        optimizer.step()
+        assert_identical(comm, kit, net)
+        assert_close(kit, net, alone)
+        reference.zero_grad()
+        optimizer.zero_grad()
+
+
+def loop(comm, kit, overlap, when, to_none, explicit):
+    """Train without, or with, calls of sync_gradients(); zero_grad() at a place of the loop."""
+    net = kit.mlp(comm.rank)
+    model = DDP(net, comm, overlap=overlap, **SMALL)
+    make, settings = kit.optimizers()["adam"]
+    optimizer = make(net.parameters(), **settings)
+    for step in range(8):
+        x, labels = batch(step)
+        part = slice(comm.rank, None, comm.size)
+        if when == "begin":
+            model.zero_grad(to_none)
+        elif when == "between":
+            model(kit.inputs(x[part]))
+            model.zero_grad(to_none)
+        kit.step(model, x[part], labels[part], comm.size / len(x))
+        for _ in range(explicit):
+            model.sync_gradients()
+        optimizer.step()
+        if when == "end":
+            model.zero_grad(to_none)
+    assert_identical(comm, kit, net)  # ranks that once differ stay apart
+    assert model.stats().steps == 8
+    return net
+
+
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_averages_as_sync_gradients_does(comm, kit, overlap):
+    """The same bits as with calls of sync_gradients(), one or two, and as one process."""
+    alone = train_alone(kit, 0, "adam", steps=8)
+    for when in ("begin", "between", "end"):
+        for to_none in (True, False):
+            nets = [loop(comm, kit, overlap, when, to_none, explicit) for explicit in (0, 1, 2)]
+            assert_close(kit, nets[0], alone)
+            assert len({fingerprint(kit, net) for net in nets}) == 1
+
+
+@pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
+@pytest.mark.parametrize("kit", KITS)
+def test_backward_passes_add_up(comm, kit, overlap):
+    """Several in a step, each averaged by itself, or all but the last within no_sync()."""
+    x, labels = batch()
+    part, scale = slice(comm.rank, None, comm.size), comm.size / len(x)
+    alone = kit.mlp(0)
+    for _ in range(3):
+        kit.step(alone, x, labels, 1 / len(x))
+    for held_back in (0, 2):
+        net = kit.mlp(comm.rank)
+        model = DDP(net, comm, overlap=overlap, **SMALL)
+        for _ in range(4):
+            model.zero_grad()
+            for number in range(3):
+                with model.no_sync() if number < held_back else nullcontext():
+                    kit.step(model, x[part], labels[part], scale)
+            for mine, whole in zip(kit.gradients(net), kit.gradients(alone), strict=True):
+                np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_forward_without_backward_leaves_parameters(comm, kit):
+    """A model that is only evaluated in a step has no gradient: zeros would move its momentum."""
+    nets = [kit.mlp(1), kit.mlp(2)]
+    trained, evaluated = (DDP(net, comm, overlap="none", **SMALL) for net in nets)
+    make, settings = kit.optimizers()["adam"]
+    both = make([*nets[0].parameters(), *nets[1].parameters()], **settings)
+    x, labels = batch()
+    for step in range(4):
+        before = fingerprint(kit, nets[1])
+        if step % 2:  # a target, and a validation between backward and step()
+            evaluated(kit.inputs(x))
+        else:
+            kit.step(evaluated, x, labels, 1.0)
+        kit.step(trained, x, labels, 1.0)
+        evaluated(kit.inputs(x))
+        both.step()
+        assert (fingerprint(kit, nets[1]) == before) == bool(step % 2)
+        assert all((grad is None) == bool(step % 2) for grad in kit.gradients(nets[1]))
+        both.zero_grad()
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_step_with_unaveraged_gradients_is_refused(comm, kit):
+    net, other = kit.mlp(), kit.mlp()
+    model = DDP(net, comm, overlap="none", **MANUAL)
+    make, settings = kit.optimizers()["sgd"]
+    optimizer, stranger = (make(x.parameters(), **settings) for x in (net, other))
+    x, labels = batch()
+    said = f"rank {comm.rank}: step.* gradients of 0.weight and 5 more were not averaged"
+    for _ in range(2):
+        kit.step(model, x, labels, comm.rank + 1.0)
+        before = fingerprint(kit, net)
+        with pytest.raises(InvalidArgument, match=said):
+            optimizer.step()
+        assert fingerprint(kit, net) == before
+        stranger.step()  # has none of these gradients
+        model.sync_gradients()
+        optimizer.step()
+        assert_identical(comm, kit, net)
+        kit.step(model, x, labels, comm.rank + 1.0)
+        optimizer.zero_grad()  # the step is given up
+        optimizer.step()
+    model.sync_gradients()
+    model.zero_grad()
+    with model.no_sync():
+        kit.step(model, x, labels, 1.0)
+        optimizer.step()  # training of this rank alone
+    with pytest.raises(InvalidArgument, match=said):
+        optimizer.step()
+    model.close()
+    optimizer.step()
+    model = DDP(net, comm, **MANUAL)
+    zero = ZeroOptimizer(make, model, **settings)
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(InvalidArgument, match=said):
+        zero.step()
+    model.sync_gradients()
+    zero.step()
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_closed_ddp_leaves_the_module_alone(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, overlap="polls", **SMALL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    model.close()
+    for _ in range(2):  # twice without a sync: nobody minds
+        kit.step(net, x, labels, comm.rank + 1.0)
+    gradients = [np.array(g) for g in kit.gradients(net)]
+    alone = kit.mlp()
+    kit.step(alone, x, labels, 2 * (comm.rank + 1.0))
+    for mine, reference in zip(gradients, kit.gradients(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=1e-12, atol=1e-12)
+    assert float(comm.allreduce(1.0)) == comm.size
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_ddp_on_a_grid_averages_over_replicas(comm, kit):
+    """Each stage of a pipeline averages over its own replicas."""
+    for pipe in (p for p in range(1, comm.size + 1) if comm.size % p == 0):
+        grid = Grid(comm, pipe=pipe)
+        net = kit.mlp(comm.rank)
+        model = DDP(net, grid.data, **SMALL)
+        make, settings = kit.optimizers()["sgd"]
+        train(grid.data, kit, model, make(net.parameters(), **settings), steps=3)
+        reference = train_alone(kit, grid.pipe_index * grid.shape[0], "sgd", steps=3)
+        assert_close(kit, net, reference)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_ddp_wrong_options_are_refused(comm, kit):
+    for option, value in (
+        ("overlap", "sometimes"),
+        ("buffers", "mine"),
+        ("unused", "maybe"),
+        ("sync", "soon"),
+        ("algorithm", "rung"),
+        ("bucket_bytes", 0),
+        ("init_sync", "no"),
+        ("check_replicas", -1),
+        ("check_replicas", 1.5),
+        ("check_replicas", True),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"\b{option}[ =]{re.escape(repr(value))}"):
+            DDP(kit.mlp(), comm, **{option: value})
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_ddp_wrong_modules_hooks_and_states_are_refused(comm, kit):
+    net = kit.mlp()
+    first = DDP(net, comm)
+    for module, said in ((first, "DDP"), (list(net.parameters()), "list")):
+        with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: module .*\b{said}\b"):
+            DDP(module, comm)
+    first.close()
+    with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: hook='float16': "):
+        DDP(net, comm, hook="float16")
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: hook=Compress\b.*Compress\("):
+        DDP(net, comm, hook=Compress)
+    for strange in (None, SimpleNamespace(rank=0, size=1)):  # as one of mpi4py
+        with pytest.raises(InvalidArgument, match=rf"^comm={re.escape(repr(strange))}: "):
+            DDP(net, strange)
+    model = DDP(net, comm)
+    net.note = 1
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'note', .*module.note"):
+        _ = model.note
+    with pytest.raises(AttributeError, match="'DDP' object has no attribute 'nota'$"):
+        _ = model.nota
+    with pytest.raises(
+        InvalidArgument,
+        match=rf"rank {comm.rank}: join.* optimizer .*\bint\b.*\bstep\b.*\bzero_grad\b",
+    ):
+        with model.join(3):
+            pass
+    for state in (3, {"module": net.state_dict(), "sending": {}}):
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: state "):
+            model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_replicas_are_identical_with_every_algorithm(algorithm):
+    """Bit by bit and at every step, though ranks add up in different places."""
+
+    def rank_main(comm):
+        kit = KITS[0].values[0]
+        net = kit.mlp(comm.rank)
+        model = DDP(net, comm, algorithm=algorithm, **SMALL)
+        make, options = kit.optimizers()["adam"]
+        train(comm, kit, model, make(net.parameters(), **options), steps=5)
+        assert_close(kit, net, train_alone(kit, 0, "adam", steps=5))
+
+    run_simulated(5, rank_main)

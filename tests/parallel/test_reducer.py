@@ -9,6 +9,8 @@ from mpidist.nn import SGD, Parameter
 from mpidist.parallel import DDP
 from mpidist.parallel.gradient import State
 from mpidist.parallel.reducer import Phase
+from mpidist.parallel.transport import average
+from tests.support.training_kits import KITS, MANUAL, batch
 
 SMALL = {"bucket_bytes": 16, "first_bucket_bytes": 16}  # a bucket for each parameter
 
@@ -203,3 +205,61 @@ def test_assigned_gradient_of_an_evaluated_parameter():
         optimizer.step()
 
     run_simulated(2, main)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kit", KITS)
+def test_second_backward_to_sent_buckets_is_refused(comm, kit):
+    model = DDP(kit.mlp(), comm, overlap="polls", **MANUAL)
+    x, labels = batch()
+    for _ in range(2):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: .*2 times.* 1 are.*no_sync"):
+        kit.step(model, x, labels, 1.0)
+    assert len(model.reducer.pending) == len(model.buckets)
+    for bucket, sent in zip(model.buckets, model.reducer.pending, strict=True):  # each is whole
+        sent.wait()
+        bucket.check_received()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kit", KITS)
+def test_sync_after_a_failed_one_is_refused(comm, kit):
+    works = [0]
+
+    def fails_once(bucket):
+        if bucket.index == 1 and works[0] == 0:
+            works[0] = 1
+            raise ValueError("once")
+        return average(bucket)
+
+    model = DDP(kit.mlp(), comm, overlap="none", hook=fails_once, **MANUAL)
+    x, labels = batch()
+    kit.step(model, x, labels, 1.0)
+    with pytest.raises(ValueError, match="once"):
+        model.sync_gradients()
+    model.zero_grad(set_to_none=False)
+    kit.step(model, x, labels, comm.rank + 1.0)
+    with pytest.raises(
+        InvalidArgument, match=rf"rank {comm.rank}: .*sync_gradients\(\).*ValueError: once"
+    ):
+        model.sync_gradients()
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_forgotten_sync_is_logged(comm, kit, caplog):
+    model = DDP(kit.mlp(), comm, **MANUAL)
+    x, labels = batch()
+    told = f"rank {comm.rank}: gradients were computed and forgotten without sync_gradients()"
+    with caplog.at_level("WARNING", "mpidist"):
+        kit.step(model, x, labels, 1.0)
+        model.sync_gradients()
+        model.zero_grad()
+        kit.step(model, x, labels, 1.0)
+        assert told not in caplog.text
+        model.zero_grad()
+        model(kit.inputs(x))
+    assert (told in caplog.text) == (comm.size > 1)

@@ -21,9 +21,7 @@ from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.schedule import blocks
 from mpidist.topology import Grid
 from tests.support.odd_arrays import odd_ndarrays
-from tests.support.training_cases import SMALL, train
-from tests.support.training_kits import KITS, fingerprint, torch
-from tests.support.zero_cases import HOOKS
+from tests.support.training_kits import HOOKS, KITS, SMALL, fingerprint, torch, train
 
 if torch is not None:
     from tests.support.odd_arrays import Named, odd_tensors, waiting

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpidist.nn import SGD, Adam, CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
+from mpidist.parallel.hooks import Compress, PowerSGD, TopK
 
 try:
     import torch
@@ -148,18 +149,51 @@ def fingerprint(kit, model):
     return b"".join(np.ascontiguousarray(v).tobytes() for v in kit.values(model))
 
 
-def needs_ranks(count):
-    """Mark a case, a function of a communicator, that needs so many ranks at least."""
-
-    def mark(case):
-        case.needs_ranks = count
-        return case
-
-    return mark
+STEPS = 50
+SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets
+MANUAL = {**SMALL, "sync": "manual"}
 
 
-def skip_if_too_few(case, size):
-    """Skip the test of a case that needs more ranks; every rank alike."""
-    needed = getattr(case, "needs_ranks", 1)
-    if size < needed:
-        pytest.skip(f"needs at least {needed} ranks")
+def assert_identical(comm, kit, model):
+    assert len(set(comm.allgather_object(fingerprint(kit, model)))) == 1
+
+
+def assert_close(kit, model, alone, tolerance=1e-12):
+    for mine, reference in zip(kit.values(model), kit.values(alone), strict=True):
+        np.testing.assert_allclose(mine, reference, rtol=0, atol=tolerance)
+
+
+def train(comm, kit, model, optimizer, steps=STEPS, check=True, passes=1):
+    """Train on this rank's part of a global batch that changes from step to step."""
+    for step in range(steps):
+        x, labels = batch(step)
+        parts = [slice(comm.rank + k * comm.size, None, comm.size * passes) for k in range(passes)]
+        optimizer.zero_grad()
+        for part in parts[:-1]:
+            with model.no_sync():
+                kit.step(model, x[part], labels[part], comm.size / len(x))
+        kit.step(model, x[parts[-1]], labels[parts[-1]], comm.size / len(x))
+        model.sync_gradients()
+        optimizer.step()
+        if check:
+            assert_identical(comm, kit, model)
+
+
+def train_alone(kit, seed, optimizer_name, steps=STEPS):
+    net = kit.mlp(seed)
+    make, options = kit.optimizers()[optimizer_name]
+    optimizer = make(net.parameters(), **options)
+    for step in range(steps):
+        x, labels = batch(step)
+        optimizer.zero_grad()
+        kit.step(net, x, labels, 1 / len(x))
+        optimizer.step()
+    return net
+
+
+HOOKS = {
+    "float16": lambda: Compress("float16"),
+    "bfloat16": lambda: Compress("bfloat16"),
+    "top-k": lambda: TopK(0.2),
+    "powersgd": lambda: PowerSGD(rank=2),
+}
