@@ -8,7 +8,7 @@ import pytest
 from mpidist.errors import InvalidArgument, UnknownName
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.parallel.hooks import TopK
-from tests.support.training_kits import KITS, SMALL, batch
+from tests.support.training_kits import KITS, SMALL, SMALLEST, batch, needs_torch, torch, two_heads
 
 
 @pytest.mark.mpi(min_size=2)
@@ -77,3 +77,74 @@ def test_not_copyable_ddp_and_zero_are_refused(comm, kit):
                 InvalidArgument, match=f"rank {comm.rank}: .*{type(whole).__name__}"
             ):
                 act(whole)
+
+
+@needs_torch
+@pytest.mark.ranks(1, 2, 3)
+def test_check_used_names_parameters_and_ranks(comm):
+    model = DDP(two_heads(), comm, unused="error", **SMALLEST)
+    every = ", ".join(map(str, range(comm.size)))
+    odd = ", ".join(map(str, range(0, comm.size, 2)))
+    for _ in range(2):
+        with pytest.raises(InvalidArgument) as error:
+            model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+            model.sync_gradients()
+        assert f"rank {comm.rank}: " in str(error.value)
+        assert f"heads.2.weight (on rank {every})" in str(error.value)
+        assert f"heads.1.bias (on rank {odd})" in str(error.value)
+        even = ", ".join(map(str, range(1, comm.size, 2)))  # rank 0 has used it
+        assert comm.size == 1 or f"heads.0.bias (on rank {even})" in str(error.value)
+        assert "body" not in str(error.value)
+        model.zero_grad()
+    keep = torch.optim.SGD(model.parameters(), lr=0.0)
+    for head in range(3):
+        with model.no_sync():
+            model(torch.ones(1, 3), head).sum().backward()
+    model(torch.ones(1, 3), 0).sum().backward()
+    model.sync_gradients()  # everything was used
+    keep.zero_grad(set_to_none=False)  # which leaves no trace but that of the hooks
+    for head in range(3):
+        with model.no_sync():
+            model(torch.ones(1, 3), head).sum().backward()
+    model(torch.ones(1, 3), 0).sum().backward()
+    model.sync_gradients()
+
+
+@needs_torch
+@pytest.mark.ranks(1, 2, 3)
+def test_guard_changed_requires_grad_is_refused(comm):
+    for before in (True, False):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        net[0].requires_grad_(before)
+        model = DDP(net, comm)
+        model(torch.ones(1, 2)).sum().backward()
+        model.sync_gradients()
+        net[0].requires_grad_(not before)
+        with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: requires_grad of 0.weight, "):
+            model(torch.ones(1, 2)).sum().backward()
+            model.sync_gradients()
+
+
+@needs_torch
+@pytest.mark.ranks(1, 2, 3)
+def test_guard_replaced_parameters_are_told(comm):
+    for change in (
+        lambda net: net.load_state_dict(
+            {k: v + 1 for k, v in net.state_dict().items()}, assign=True
+        ),
+        lambda net: net.__setitem__(1, torch.nn.Linear(2, 2)),
+        lambda net: net.append(torch.nn.Linear(2, 2)),
+        lambda net: net.pop(1),
+        lambda net: net.append(torch.nn.ReLU()),  # which is not learnt
+    ):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        model = DDP(net, comm, sync="manual")
+        change(net)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            if len(net) == 3 and isinstance(net[2], torch.nn.ReLU):
+                model.sync_gradients()
+                continue
+            said = rf"rank {comm.rank}: .*\bmodule\b.*\bDDP\b"
+            with pytest.raises(InvalidArgument, match=said):
+                model.sync_gradients()

@@ -10,7 +10,7 @@ from mpidist.parallel import DDP
 from mpidist.parallel.gradient import State
 from mpidist.parallel.reducer import Phase
 from mpidist.parallel.transport import average
-from tests.support.training_kits import KITS, MANUAL, batch
+from tests.support.training_kits import KITS, MANUAL, SMALLEST, batch, needs_torch, torch, two_heads
 
 SMALL = {"bucket_bytes": 16, "first_bucket_bytes": 16}  # a bucket for each parameter
 
@@ -263,3 +263,38 @@ def test_forgotten_sync_is_logged(comm, kit, caplog):
         model.zero_grad()
         model(kit.inputs(x))
     assert (told in caplog.text) == (comm.size > 1)
+
+
+@needs_torch
+@pytest.mark.ranks(1, 2, 3)
+def test_unused_parameters_have_no_gradient(comm):
+    """Unless another rank has used them; with unused="zero" they have zeros."""
+    for unused in ("skip", "zero"):
+        model = DDP(two_heads(), comm, overlap="polls", unused=unused, **SMALLEST)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+            model.sync_gradients()
+            for head in range(3):
+                users = sum(rank % 2 == head for rank in range(comm.size))
+                grad = model.module.heads[head].bias.grad
+                if users or unused == "zero":
+                    torch.testing.assert_close(grad, torch.full((1,), users / comm.size))
+                else:
+                    assert grad is None
+        model.close()
+
+
+@needs_torch
+@pytest.mark.ranks(1, 2, 3)
+def test_static_graph_is_agreed_upon_once(comm):
+    model = DDP(two_heads(), comm, static_graph=True, overlap="none", **SMALLEST)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(1, 3), comm.rank % 2).sum().backward()
+        assert model.module.heads[2].bias.grad is None
+        assert (model.module.heads[1].bias.grad is None) == (comm.size == 1)
+    if comm.size > 1:
+        said = rf"rank {comm.rank}: static_graph=True, .* has used heads.{comm.rank % 2}.weight"
+        with pytest.raises(InvalidArgument, match=said):
+            model(torch.ones(1, 3), 2).sum().backward()

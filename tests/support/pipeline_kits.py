@@ -9,7 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.nn import CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
-from tests.support.training_kits import NEEDS_TORCH, torch
+from tests.support.training_kits import needs_torch, torch
 
 WIDTHS = (6, 8, 8, 5, 8, 8, 5, 8, 3)
 
@@ -197,7 +197,7 @@ class Torch:
 
 KITS = [
     pytest.param(Plain(), id="plain"),
-    pytest.param(Torch(), id="torch", marks=pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)),
+    pytest.param(Torch(), id="torch", marks=needs_torch),
 ]
 
 
@@ -208,8 +208,6 @@ def chunks_of(layers, placement, rank):
     mine = [placement.stage(rank, chunk) for chunk in range(placement.chunks)]
     return [(ends[stage], ends[stage + 1]) for stage in mine]
 
-
-needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 
 ROWS, WIDTH, COUNT = 12, 4, 4
 

@@ -15,6 +15,7 @@ try:
 except ImportError:
     torch = None
 NEEDS_TORCH = "needs PyTorch"
+needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 RATE = 0.05
 
 
@@ -134,7 +135,7 @@ class Torch:
 
 KITS = [
     pytest.param(Plain(), id="plain"),
-    pytest.param(Torch(), id="torch", marks=pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)),
+    pytest.param(Torch(), id="torch", marks=needs_torch),
 ]
 
 
@@ -151,6 +152,7 @@ def fingerprint(kit, model):
 
 STEPS = 50
 SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 100}  # several buckets
+SMALLEST = {"bucket_bytes": 64, "first_bucket_bytes": 64}  # for layers of a few numbers
 MANUAL = {**SMALL, "sync": "manual"}
 
 
@@ -197,3 +199,18 @@ HOOKS = {
     "top-k": lambda: TopK(0.2),
     "powersgd": lambda: PowerSGD(rank=2),
 }
+
+
+def two_heads():
+    """Return a module of PyTorch of which rank r uses head r % 2, and nobody the third one."""
+
+    class TwoHeads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Linear(3, 3)
+            self.heads = torch.nn.ModuleList(torch.nn.Linear(3, 1) for _ in range(3))
+
+        def forward(self, x, head):
+            return self.heads[head](self.body(x))
+
+    return TwoHeads()
