@@ -7,18 +7,18 @@ import pytest
 
 import mpidist
 from mpidist import Communicator
-from mpidist.errors import (
-    InvalidArgument,
-    RankFailed,
-    UnsupportedDtype,
-)
-from mpidist.nn import Linear, Module, Sequential
+from mpidist.bench.pipelines import no_loss
+from mpidist.errors import InvalidArgument, RankFailed, UnsupportedDtype
+from mpidist.nn import Identity, Linear, Module, Sequential
 from tests.support.pipeline_kits import (
     COUNT,
+    KITS,
     ROWS,
     WIDTH,
     Keeping,
     Reusing,
+    Run,
+    data,
     plain_squares,
 )
 
@@ -256,3 +256,40 @@ def test_missing_gradient_is_zero():
         assert comm.rank == 1 or not layer.weight.grad.any()
 
     mpidist.run_simulated(2, job)
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kit", KITS)
+def test_other_batch_sizes_are_announced_once(comm, kit):
+    """Other batch sizes are announced, once for each microbatch and edge; the old ones too."""
+    run, told = Run(comm, kit, "1f1b", 3, 11), []
+    for rows in (11, 11, 7, 7, 11):
+        run.x, run.labels = data(rows)
+        run.forget()
+        run.check(run.step())
+        told.append(run.pipe.stats().announced)
+    edges = (comm.rank < comm.size - 1) + (comm.rank > 0)
+    changes = np.diff([0, *told]) / (3 * edges)
+    assert changes.tolist() == [1, 0, 1, 0, 1]
+
+
+def test_message_that_never_comes_is_named():
+    """The deadline is the communicator's, and the report says which message."""
+
+    def drop(source, target, number):
+        return dropping[0]
+
+    dropping = [False]
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Identity(), comm, 2)
+        give = np.ones((2, 2)), np.ones((2, 2)), no_loss
+        pipe.step(*give)
+        comm.barrier()
+        dropping[0] = True
+        comm.timeout = pipe._own.timeout = 3.0
+        pipe.step(*give)
+
+    with pytest.raises(mpidist.CollectiveTimeout, match="gradient of microbatch 0 for stage 0"):
+        mpidist.run_simulated(2, job, faults=mpidist.Faults(drop=drop))

@@ -8,20 +8,9 @@ import pytest
 import mpidist
 from mpidist.backends.null import NullBackend
 from mpidist.bench.pipelines import no_loss
-from mpidist.errors import (
-    CommunicatorBroken,
-    InvalidArgument,
-    RankFailed,
-    ScheduleError,
-)
+from mpidist.errors import CommunicatorBroken, InvalidArgument, RankFailed, ScheduleError
 from mpidist.nn import Identity, Linear, Sequential
-from tests.support.pipeline_kits import (
-    COUNT,
-    ROWS,
-    WIDTH,
-    Keeping,
-    plain_squares,
-)
+from tests.support.pipeline_kits import COUNT, ROWS, WIDTH, Keeping, plain_squares
 
 
 def promise_nothing(pipe):
@@ -158,3 +147,26 @@ def test_the_engine_does_little(schedule):
         sys.setprofile(before)
     pipe.close()
     assert 0 < calls / 8 <= MOST_CALLS
+
+
+class Failing(Identity):
+    saved = ()
+
+    def forward(self, x):
+        raise ArithmeticError("this stage cannot")
+
+
+def test_stage_that_raises_breaks_the_pipeline():
+    """It is that error which is reported; the others hear of it, and the pipeline stays broken."""
+
+    def job(comm):
+        pipe = mpidist.Pipeline(Failing() if comm.rank == 1 else Identity(), comm, 2)
+        try:
+            pipe.step(np.ones((2, 2)), np.ones((2, 2)), no_loss)
+        except (ArithmeticError, RankFailed) as error:
+            with pytest.raises(mpidist.CommunicatorBroken, match="pipeline step"):
+                pipe.step(np.ones((2, 2)))
+            raise error
+
+    with pytest.raises(ArithmeticError, match="rank 1: this stage cannot"):
+        mpidist.run_simulated(3, job)

@@ -1,4 +1,4 @@
-"""Pipelines under mpiexec: of 2 ranks up to all of them."""
+"""Pipelines under mpiexec: the times of a step, and what simulated ranks share."""
 
 import time
 from functools import cache
@@ -9,71 +9,20 @@ import pytest
 import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.nn import Module
-from mpidist.pipeline.schedules import Costs, as_schedule, pipeline_schedule, simulate
+from mpidist.pipeline.schedules import Costs, as_schedule, pipeline_schedule, schedules, simulate
 from mpidist.pipeline.schedules.schedule import unregister_schedule
-from tests.support import pipeline_cases as cases
-from tests.support.pipeline_kits import KITS, mean
-from tests.support.training_kits import NEEDS_TORCH, torch
+from tests.support.pipeline_kits import mean
+from tests.support.training_kits import needs_torch, torch
 
 
-@pytest.fixture
-def pipe_comm(comm):
-    """All ranks, at least 2."""
-    if comm.size < 2:
-        pytest.skip("needs at least 2 ranks")
-    return comm
-
-
-@pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("schedule", cases.ALL)
-def test_equals_unsplit(pipe_comm, kit, schedule):
-    size = pipe_comm.size
-    for microbatches, rows in ((3, 11), (size, 4 * size)):
-        if cases.serves(schedule, size, microbatches):
-            cases.equals_unsplit(pipe_comm, kit, schedule, microbatches, rows)
-
-
-@pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("schedule", ("gpipe", "1f1b", "zb-v"))
-def test_halves(pipe_comm, kit, schedule):
-    cases.halves_equal_unsplit(pipe_comm, kit, schedule, 4, 11)
-
-
-@pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
-def test_cases(pipe_comm, kit, case):
-    case(pipe_comm, kit)
-
-
-@pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("schedule", ("1f1b", "zb-v"))
-def test_recomputation(pipe_comm, kit, schedule):
-    cases.equals_unsplit(pipe_comm, kit, schedule, 4, 11, checkpoint=True)
-
-
-@pytest.mark.parametrize("kit", KITS)
-@pytest.mark.parametrize("schedule", ("1f1b", "zb-h1"))
-def test_replicas(comm, kit, schedule):
-    """Grid(data=2, pipe=2); of 5 ranks the last one stays out."""
-    if comm.size < 4:
-        pytest.skip("needs at least 4 ranks")
-    four = comm.split(0 if comm.rank < 4 else None)
-    if four is not None:
-        cases.replicas(four, kit, schedule)
-    comm.barrier()
-
-
-def test_a_schedule_that_only_some_ranks_know(pipe_comm):
+@pytest.mark.mpi(min_size=2)
+def test_schedule_that_only_some_ranks_know_is_refused(comm):
     """An error everywhere, and nobody waits for those who do not know it."""
-    if pipe_comm.rank == 0:
+    if comm.rank == 0:
         pipeline_schedule("of rank 0")(as_schedule("1f1b").function)
     with pytest.raises(InvalidArgument, match="(rank 1: UnknownName: |^)unknown pipeline schedule"):
-        mpidist.Pipeline(Waiting(), pipe_comm, 2, "of rank 0")
+        mpidist.Pipeline(Waiting(), comm, 2, "of rank 0")
     unregister_schedule("of rank 0")
-
-
-def test_a_small_communicator_is_refused(comm):
-    cases.a_small_communicator_is_refused(comm)
 
 
 class Waiting(Module):
@@ -130,7 +79,7 @@ def no_loss(y, target):
     return 0.0, y
 
 
-@pytest.mark.parametrize("schedule", cases.ALL)
+@pytest.mark.parametrize("schedule", [schedule.name for schedule in schedules()])
 def test_measured_is_predicted(comm, schedule):
     """The bubble within 5 percentage points, the order of actions and the peaks exactly."""
     if comm.size != 4:
@@ -152,18 +101,19 @@ def test_zero_bubble_is_shorter(comm):
     assert abs(found - saved) < 0.05 * longer[1].makespan
 
 
-@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+@needs_torch
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_module_with_a_forward_of_its_own(pipe_comm, schedule):
+def test_module_with_a_forward_of_its_own_equals_one_rank(comm, schedule):
     """Skips over stages, a mask, tied weights and batch norm: as on one rank."""
-    if pipe_comm.size > 4:
+    if comm.size > 4:
         pytest.skip("needs at most 4 ranks")
     from tests.support.traced_models import loss_fn, make
 
-    rank, last = pipe_comm.rank, pipe_comm.size - 1
+    rank, last = comm.rank, comm.size - 1
     alone, (model, ids, mask, labels) = make()[0], make()
     parts = mpidist.partition(model, last + 1, example=(ids[:3], mask[:3]), verbose=False)
-    pipe = mpidist.Pipeline(parts[rank], pipe_comm, 4, schedule)
+    pipe = mpidist.Pipeline(parts[rank], comm, 4, schedule)
     for _ in range(2):
         loss = pipe.step((ids, mask), labels, loss_fn if rank == last else None)
         expected = 0.0

@@ -1,24 +1,18 @@
 """What is kept of a forward, and recomputation, which draws the same random numbers."""
 
 import random
+import weakref
 
 import numpy as np
 import pytest
 
 import mpidist
-from mpidist.errors import (
-    InvalidArgument,
-)
-from mpidist.nn import Linear, Module, Sequential
-from tests.support.pipeline_kits import (
-    COUNT,
-    batch,
-    made,
-    needs_torch,
-    squares,
-    tanh,
-)
-from tests.support.training_kits import torch
+from mpidist.errors import InvalidArgument
+from mpidist.nn import Linear, Module, ReLU, Sequential
+from mpidist.pipeline.array_stage import ArrayStage
+from mpidist.pipeline.stage import stage_of
+from tests.support.pipeline_kits import COUNT, KITS, batch, made, needs_torch, squares, tanh, usable
+from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 @needs_torch
@@ -139,7 +133,6 @@ class Noise(Module):
 
 
 def test_recomputation_draws_the_same_numbers_of_numpy():
-    from mpidist.pipeline.array_stage import ArrayStage
 
     grads = []
     for checkpoint in (False, True):
@@ -158,3 +151,57 @@ def test_recomputation_draws_the_same_numbers_of_numpy():
         assert (random.getstate(), np.random.get_state()[1].tolist()) == state
         grads.append(net.layers[0].weight.grad)
     assert np.array_equal(*grads)
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kit", KITS)
+def test_stage_of_what_is_no_stage_is_refused(comm, kit):
+    """What is no stage, on all ranks or on one."""
+    stage, make = kit.join(kit.layers()), mpidist.Pipeline
+    with pytest.raises(InvalidArgument, match=r"chunk 0 .*\bint\b.*forward\(\)"):
+        make(3, comm, 2)
+    with pytest.raises(InvalidArgument, match=rf"rank {comm.rank}: Pipeline: stage=\[\]: "):
+        make([], comm, 2)
+    for given, told in (
+        (None, "is None: "),
+        ([stage, None], r"\[1\] is None: "),
+        (type(stage), r"is the class Sequential\b"),
+        (Module(), r"is a Module\b.*forward\(\)"),
+        (mpidist.partition(stage, 2, verbose=False), r"is a Partition, .*parts\[comm.rank\]"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"rank 1: Pipeline: stage ?{told}"):
+            make(given if comm.rank == 1 else stage, comm, 2)
+    usable(make(stage, comm, 2), stage)
+
+
+@pytest.mark.parametrize("kind", ("plain", "torch"))
+@pytest.mark.parametrize("checkpoint", (False, True))
+def test_unsplit_stage_keeps_nothing_for_w(kind, checkpoint, monkeypatch):
+    """I of a stage that cannot be split leaves no memory for W."""
+    if kind == "torch":
+        torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+        monkeypatch.setattr("mpidist.torch.stage.can_halve", lambda: False)
+        layer = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()).double()
+    else:
+        inner = Sequential(Linear(4, 6, dtype=np.float64), ReLU())
+        layer = Whole(inner)
+    stage = stage_of(layer, "", checkpoint=checkpoint)
+    assert not stage.splits
+    x = stage.tensors.tensor(np.ones(8), ("float64", (2, 4), True))
+    output, saved = stage.forward("tensor", [x], False, True)
+    stage.finish(saved, "tensor", [output])
+    there, grad = weakref.ref(x), stage.tensors.tensor(np.ones(12), ("float64", (2, 6), False))
+    del x, output
+    assert there() is not None
+    stage.backward_input(saved, [grad])
+    assert there() is None
+    stage.backward_weight(saved)
+
+
+class Whole:
+    """A stage whose backward has no halves."""
+
+    def __init__(self, inner):
+        self.modules, self.parameters = inner.modules, inner.parameters
+        self.forward, self.backward = inner.forward, inner.backward

@@ -9,6 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.nn import CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
+from mpidist.pipeline.schedules import as_schedule
 from tests.support.training_kits import needs_torch, torch
 
 WIDTHS = (6, 8, 8, 5, 8, 8, 5, 8, 3)
@@ -309,3 +310,54 @@ class Keeping(Module):
 
     def backward(self, grad):
         return grad * (1 - self._y**2)
+
+
+TOLERANCE = 1e-12
+
+
+class Run:
+    """A pipeline over the blocks of a kit, and what the whole model gives."""
+
+    def __init__(self, comm, kit, schedule, microbatches, rows, **options):
+        self.comm, self.kit = comm, kit
+        self.x, self.labels = data(rows)
+        placement = as_schedule(schedule).place(comm.size)
+        self.layers = kit.layers()
+        self.ranges = chunks_of(self.layers, placement, comm.rank)
+        self.chunks = [kit.join(self.layers[a:b]) for a, b in self.ranges]
+        self.first = placement.owner(0)[0] == comm.rank
+        self.last = placement.owner(placement.stages - 1)[0] == comm.rank
+        stage = self.chunks if len(self.chunks) > 1 else self.chunks[0]
+        self.pipe = mpidist.Pipeline(stage, comm, microbatches, schedule, **options)
+
+    def step(self, x=None, labels=None):
+        x, labels = self.x if x is None else x, self.labels if labels is None else labels
+        return self.pipe.step(
+            self.kit.tensor(x) if self.first else None,
+            self.kit.tensor(labels) if self.last else None,
+            self.kit.loss() if self.last else None,
+        )
+
+    def forget(self):
+        for chunk in self.chunks:
+            for p in chunk.parameters():
+                p.grad = None
+
+    def check(self, loss=None, steps=1):
+        """Loss and every gradient are those of the unsplit model."""
+        layers = self.kit.layers()
+        expected, _ = self.kit.unsplit(self.kit.join(layers), self.x, self.labels)
+        if loss is not None:
+            assert abs(loss - expected) < TOLERANCE
+        for (a, b), chunk in zip(self.ranges, self.chunks):
+            whole = self.kit.gradients(self.kit.join(layers[a:b]))
+            found = self.kit.gradients(chunk)
+            assert len(found) == len(whole)
+            for one, other in zip(found, whole):
+                assert np.abs(one - steps * other).max() < TOLERANCE
+
+
+def usable(pipe, stage):
+    """All ranks can still agree on something; `pipe` is closed."""
+    assert pipe.num_microbatches == 2 and pipe.schedule == "1f1b" and pipe.module is stage
+    pipe.close()

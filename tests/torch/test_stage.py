@@ -6,9 +6,7 @@ from functools import partial
 import pytest
 
 import mpidist
-from mpidist.errors import (
-    InvalidArgument,
-)
+from mpidist.errors import InvalidArgument
 from tests.support.pipeline_kits import (
     COUNT,
     ROWS,
@@ -215,3 +213,15 @@ def test_what_is_no_stage():
                 mpidist.Pipeline(given if comm.rank == 0 else layer, comm, 2)
 
     mpidist.run_simulated(2, job)
+
+
+@needs_torch
+def test_tensors_between_stages_are_the_memory_they_show():
+    from mpidist.torch.stage import TorchTensors
+    from tests.support.odd_arrays import odd_tensors, waiting
+
+    for send in (TorchTensors().array, TorchTensors().own):
+        assert send(waiting(torch.arange(3.0))).tolist() == [0, 1, 2]
+        for x, word, *_ in odd_tensors(4):
+            with pytest.raises(InvalidArgument, match=f"between stages is .*{word}"):
+                send(x)
