@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import InvalidArgument
 from ..foreign import read_file, shown
 from ..measure import round_size
-from .results import Line, Results, Row, Table, microseconds
+from ..tables import Column, Line, Table
+from .results import Results, Row, microseconds
 
 NOISE = 0.10  # medians of two launches differ by so much on a quiet machine
 _LONGEST = 64 << 20  # bytes of a file
@@ -156,7 +157,8 @@ def tables(comparison: Comparison, narrow: bool = False) -> Iterable[Table]:
     """
     if comparison.headers:
         lines = [Line(list(names)) for names in comparison.headers]
-        yield Table("differences between the runs", ["header", "first", "second"], lines)
+        columns = list(map(Column, ("header", "first", "second")))
+        yield Table("differences between the runs", columns, lines)
     if narrow:
         for (work, memory, place), group in groupby(comparison.pairs, _common):
             heading = f"{work}, {memory} memory, {place}: first run and second run"
@@ -166,15 +168,17 @@ def tables(comparison: Comparison, narrow: bool = False) -> Iterable[Table]:
     for which, rows in (("first", comparison.only_first), ("second", comparison.only_second)):
         if rows:
             lines = [Line([*_name(row, _NAMES), microseconds(row.time_us)]) for row in rows]
-            yield Table(f"only in the {which} run", [*_NAMES.values(), ">time\nµs"], lines)
+            yield Table(
+                f"only in the {which} run", [*_NAMES.values(), Column.numbers("time\nµs")], lines
+            )
 
 
 _NAMES = {
-    "work": "=work",
-    "bytes": ">bytes",
-    "candidate": "=candidate",
-    "memory": "memory",
-    "place": "place",
+    "work": Column.names("work"),
+    "bytes": Column.numbers("bytes"),
+    "candidate": Column.names("candidate"),
+    "memory": Column("memory"),
+    "place": Column("place"),
 }
 _SHORT = {name: _NAMES[name] for name in ("bytes", "candidate")}
 
@@ -189,12 +193,12 @@ def _common(pair: Pair) -> tuple[str, ...]:
     return tuple(_name(pair.first, ("work", "memory", "place")))
 
 
-def _pairs(heading: str, pairs: Iterable[Pair], names: dict[str, str], reference: str) -> Table:
-    ratios = [f">{run}\nx\n{reference}" for run in ("first", "second")]
-    numbers = [">first\nµs", ">second\nµs", ">ratio", *ratios]
+def _pairs(heading: str, pairs: Iterable[Pair], names: dict[str, Column], reference: str) -> Table:
+    ratios = [f"{run}\nx\n{reference}" for run in ("first", "second")]
+    numbers = map(Column.numbers, ("first\nµs", "second\nµs", "ratio", *ratios))
     return Table(
         heading,
-        [*names.values(), *numbers, "=second\nis"],
+        [*names.values(), *numbers, Column.names("second\nis")],
         [
             Line(
                 [

@@ -21,7 +21,8 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..measure import median
-from .results import Line, Row, Table
+from ..tables import Column, Line, Table
+from .results import Row
 from .runner import no_garbage_collection
 from .tuner import (
     Cell,
@@ -202,7 +203,11 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         percents = [f"{100 * part:.1f}" for part in parts]
         auto = "" if one.auto is None else f"{one.auto:.2f}"
         lines.append(Line([one.collective, one.memory, str(one.cells), *percents, auto]))
-    return Table("", ["=collective", "=memory", *(f">{name}" for name in figures)], lines)
+    return Table(
+        "",
+        [Column.names("collective"), Column.names("memory"), *map(Column.numbers, figures)],
+        lines,
+    )
 
 
 def between(sizes: Sequence[int]) -> list[int]:

@@ -9,10 +9,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..measure import counted
+from ..tables import Table
 from .compare import Comparison
 from .compare import tables as comparison_tables
 from .plots import as_svg, draw, draw_comparison, draw_training
-from .results import Results, Table, busy_text, tables
+from .results import Results, busy_text, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

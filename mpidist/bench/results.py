@@ -13,7 +13,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from html import escape
@@ -29,6 +29,7 @@ from ..measure import counted, numbers_of, round_size, significant
 from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from ..shared_memory import compiled
+from ..tables import Column, Line, Table
 from .cases import BARE
 
 VERSION = 2  # of the JSON form
@@ -171,7 +172,7 @@ class Results:
     def _repr_html_(self) -> str:
         parts = []
         for table in tables(self):
-            heads = [head.lstrip("~>=").replace("\n", " ") for head in table.heads]
+            heads = [head.replace("\n", " ") for head in table.heads]
             parts.append(f"<b>{escape(table.heading)}</b>" if table.heading else "")
             parts.append(html_table([line.cells for line in table.lines], heads))
         return "\n".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
@@ -448,52 +449,6 @@ CHANGED_NOTE = (
 # -- tables --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Line:
-    """One line of a table.
-
-    Attributes
-    ----------
-    cells : list of str
-        Text of each column.
-    style : str
-        One of "fastest", "baseline", "wrong", "better" and "worse", or empty.
-    starts_group : bool
-        Whether the line is the first of a group, such as the candidates at one size.
-    bar : float or None
-        Length of a bar beside the line, as a fraction of the table's longest; None for no bars.
-    """
-
-    cells: list[str]
-    style: str = ""
-    starts_group: bool = True
-    bar: float | None = None
-
-
-@dataclass
-class Table:
-    """Heading, column heads and lines, for a terminal or a page.
-
-    The first character of a column's head can be a mark: ``>`` for right-aligned, ``=`` for never
-    wrapped, ``~`` for left out on narrow terminals.
-    """
-
-    heading: str
-    heads: list[str]
-    lines: list[Line]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: its head, and a function that returns the text of a :class:`Row` in it.
-
-    The text is empty if the row does not have the value.
-    """
-
-    head: str
-    text: Callable[[Row], str]
-
-
 def microseconds(time_us: float) -> str:
     """Return a time in microseconds as text with four significant digits."""
     return significant(time_us, 4)
@@ -513,46 +468,55 @@ def _bandwidth(gbs: float | None) -> str:
     return significant(gbs, 3) if gbs else ""  # a barrier has none
 
 
-def _figure(head: str, name: str, form: Callable[[Any], str]) -> Column:
+Text = Callable[[Row], str]
+
+
+def _figure(name: str, form: Callable[[Any], str]) -> Text:
     def text(row: Row) -> str:
         value = row.figures.get(name)
         return "" if value is None else form(value)
 
-    return Column(head, text)
+    return text
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def columns(results: Results) -> list[Column]:
-    """Return all possible columns; a table shows those that have text in one of its rows."""
+def columns(results: Results) -> dict[Column, Text]:
+    """Return all possible columns, each with a function that returns the text of a row in it.
+
+    The text is empty if the row does not have the value.  A table shows the columns that have text
+    in one of its rows.
+    """
     memory = any(row.memory != PRIVATE for row in results.rows)
-    header = results.header
-    return [
-        Column("work", lambda row: "" if row.bytes is not None else row.work),
-        Column(">bytes", lambda row: "" if row.bytes is None else round_size(row.bytes)),
-        Column("=candidate", lambda row: row.candidate),
-        Column("=memory", lambda row: row.memory if memory else ""),
-        _figure(">deadline\ns", "deadline_s", lambda s: f"{s:g}" if s else "none"),
-        _figure(">microbatches", "microbatches", str),
-        Column(">time\nµs", lambda row: microseconds(row.time_us)),
-        _figure(">least\nµs", "least_us", microseconds),
-        _figure("", "changed", lambda changed: "*" * changed),
-        Column("~>± %", lambda row: "" if row.spread is None else f"{100 * row.spread:.0f}"),
-        _figure(">more than\nbare µs", "more_us", lambda us: f"{us:.2f}"),
-        Column("~>algbw\nGB/s", lambda row: _bandwidth(row.algbw_gbs)),
-        Column(">busbw\nGB/s", lambda row: _bandwidth(row.busbw_gbs)),
-        Column(f">x\n{results.reference}", lambda row: times(row.ratio)),
-        _figure("~>used\nµs", "used_us", microseconds),
-        _figure(f"~>used x\n{results.reference}", "used_ratio", times),
-        _figure(">time /\nnone", "share", lambda share: f"{share:.2f}"),
-        _figure(">hidden\n%", "hidden", lambda share: f"{100 * share:.0f}"),
-        _figure(">% of\ncopies", "of_copies", lambda share: f"{100 * share:.0f}"),
-        Column(">% of\nbound", lambda row: percent(bound_percent(row, header))),
-        Column("correct", lambda row: {True: "yes", False: "WRONG", None: ""}[row.correct]),
-        _figure("same\nbits", "same_bits", _yes),
-    ]
+    header, reference = results.header, results.reference
+    return {
+        Column("work"): lambda row: "" if row.bytes is not None else row.work,
+        Column.numbers("bytes"): lambda row: "" if row.bytes is None else round_size(row.bytes),
+        Column.names("candidate"): lambda row: row.candidate,
+        Column.names("memory"): lambda row: row.memory if memory else "",
+        Column.numbers("deadline\ns"): _figure("deadline_s", lambda s: f"{s:g}" if s else "none"),
+        Column.numbers("microbatches"): _figure("microbatches", str),
+        Column.numbers("time\nµs"): lambda row: microseconds(row.time_us),
+        Column.numbers("least\nµs"): _figure("least_us", microseconds),
+        Column(): _figure("changed", lambda changed: "*" * changed),
+        Column.numbers("± %", narrow=False): lambda row: (
+            "" if row.spread is None else f"{100 * row.spread:.0f}"
+        ),
+        Column.numbers("more than\nbare µs"): _figure("more_us", lambda us: f"{us:.2f}"),
+        Column.numbers("algbw\nGB/s", narrow=False): lambda row: _bandwidth(row.algbw_gbs),
+        Column.numbers("busbw\nGB/s"): lambda row: _bandwidth(row.busbw_gbs),
+        Column.numbers(f"x\n{reference}"): lambda row: times(row.ratio),
+        Column.numbers("used\nµs", narrow=False): _figure("used_us", microseconds),
+        Column.numbers(f"used x\n{reference}", narrow=False): _figure("used_ratio", times),
+        Column.numbers("time /\nnone"): _figure("share", lambda share: f"{share:.2f}"),
+        Column.numbers("hidden\n%"): _figure("hidden", lambda share: f"{100 * share:.0f}"),
+        Column.numbers("% of\ncopies"): _figure("of_copies", lambda share: f"{100 * share:.0f}"),
+        Column.numbers("% of\nbound"): lambda row: percent(bound_percent(row, header)),
+        Column("correct"): lambda row: {True: "yes", False: "WRONG", None: ""}[row.correct],
+        Column("same\nbits"): _figure("same_bits", _yes),
+    }
 
 
 def tables(results: Results) -> list[Table]:
@@ -575,7 +539,13 @@ def tables(results: Results) -> list[Table]:
             if one.work == work
         ]
         if lines:
-            made.append(Table("", ["=not measured", "=memory", ">bytes", "reason"], lines))
+            heads = [
+                Column.names("not measured"),
+                Column.names("memory"),
+                Column.numbers("bytes"),
+                Column("reason"),
+            ]
+            made.append(Table("", heads, lines))
     return made
 
 
@@ -586,20 +556,20 @@ def _heading(row: Row) -> str:
     return ", ".join(words)
 
 
-def _table(heading: str, rows: Sequence[Row], all_columns: Iterable[Column]) -> Table:
-    shown = [column for column in all_columns if any(map(column.text, rows))]
+def _table(heading: str, rows: Sequence[Row], every: Mapping[Column, Text]) -> Table:
+    shown = {column: text for column, text in every.items() if any(map(text, rows))}
     widest = max((row.busbw_gbs or 0.0 for row in rows), default=0.0)
     lines = []
     for _, group in groupby(rows, lambda row: (row.work, row.bytes)):
         equals = list(group)
         fastest = leader(equals)
         for row in equals:
-            line = Line([column.text(row) for column in shown])
+            line = Line([text(row) for text in shown.values()])
             line.starts_group = row is equals[0]
             line.style = _style(row, fastest) if row.bytes is not None else ""
             line.bar = (row.busbw_gbs or 0.0) / widest if widest else None
             lines.append(line)
-    return Table(heading, [column.head for column in shown], lines)
+    return Table(heading, list(shown), lines)
 
 
 def leader(rows: Sequence[Row]) -> Row | None:
@@ -624,7 +594,7 @@ def _scaling_tables(results: Results) -> list[Table]:
     """Return a table for each collective: lines are sizes and candidates, columns node counts."""
     nodes, made = results.header["nodes"], []
     for work in dict.fromkeys(row.work for row in results.rows):
-        heads = [f">{counted(count, 'node')}\nµs" for count in nodes.values()]
+        counts = [Column.numbers(f"{counted(count, 'node')}\nµs") for count in nodes.values()]
         lines = []
         rows = [row for row in results.rows if row.work == work]
         for name in dict.fromkeys(row.label for row in rows):
@@ -639,7 +609,9 @@ def _scaling_tables(results: Results) -> list[Table]:
             for cells in zip_longest(*each):
                 nbytes = next(row.bytes for row in cells if row is not None)
                 lines.append(Line([round_size(nbytes or 0), name, *map(_scaling_cell, cells)]))
-        made.append(Table(work, [">bytes", "=candidate", *heads], lines))
+        made.append(
+            Table(work, [Column.numbers("bytes"), Column.names("candidate"), *counts], lines)
+        )
     return made
 
 

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..launcher.mpi import TERMINAL, launched_rank
+from ..tables import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
-
-    from ..bench.results import Table as ResultTable
+    from rich.table import Table as RichTable
 
 PLAIN_WIDTH = 1000  # columns of a file: lines are not wrapped
 NARROW = 90  # columns of a terminal below which marked columns are left out, points not aligned
@@ -49,42 +48,36 @@ def make_console(stderr: bool = False) -> Console:
     )
 
 
-def make_table(console: Console, *columns: str) -> Table:
-    """Return an empty table with these columns; plain if the console is not a terminal.
-
-    A column whose name begins with ``>`` is right-aligned, one with ``=`` is never wrapped.
-    """
+def make_table(console: Console, *columns: Column | str) -> RichTable:
+    """Return an empty table with these columns, or heads; plain if the console is no terminal."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
     pretty = console.is_terminal
     lines = box.SIMPLE_HEAD if pretty else None
-    table = Table(box=lines, pad_edge=False, padding=(0, 1 if pretty else 2, 0, 0))
-    for name in columns:
-        head = name.lstrip(">=") if pretty else name.lstrip(">=").replace("\n", " ")
-        right, whole = name.startswith(">"), name.startswith((">", "="))
-        table.add_column(head, justify="right" if right else "left", no_wrap=whole)
+    table = RichTable(box=lines, pad_edge=False, padding=(0, 1 if pretty else 2, 0, 0))
+    for each in columns:
+        column = Column(each) if isinstance(each, str) else each
+        head = column.head if pretty else column.head.replace("\n", " ")
+        table.add_column(head, justify=column.align, no_wrap=not column.wrap)
     return table
 
 
-def print_tables(console: Console, tables: Iterable[ResultTable]) -> None:
+def print_tables(console: Console, tables: Iterable[Table]) -> None:
     """Print result tables; on a terminal in colours, and the first cells once per group of lines.
 
-    Terminals of less than 90 columns get no columns whose heads begin with ``~``.
+    Terminals of less than 90 columns get those only that are for narrow ones.
     """
     from rich.markup import escape
     from rich.text import Text
 
     pretty = console.is_terminal
     for table in tables:
-        shown = [
-            k
-            for k, head in enumerate(table.heads)
-            if console.width >= NARROW or not head.startswith("~")
-        ]
-        made = make_table(console, *(table.heads[k].lstrip("~") for k in shown))
+        wide = console.width >= NARROW
+        shown = [k for k, column in enumerate(table.columns) if wide or column.narrow]
+        made = make_table(console, *(table.columns[k] for k in shown))
         columns = {k: [line.cells[k] for line in table.lines] for k in shown}
-        if console.width >= NARROW:
+        if wide:
             columns = {k: _at_points(cells) for k, cells in columns.items()}
         groups = any(not line.starts_group for line in table.lines)
         for n, line in enumerate(table.lines):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..measure import counted, format_size, significant
+from ..tables import Column
 from .console import examples, make_console, make_table, show
 from .options import Bytes, CollectiveName, load_option
 
@@ -112,7 +113,13 @@ def explain_command(
         f"[bold]{chosen.name}[/]{_time(chosen)}\n"
         f"{chosen.why}"
     )
-    table = make_table(console, "=executor", "=algorithm", "can", ">expected µs", "why")
+    table = make_table(
+        console,
+        *map(Column.names, ("executor", "algorithm")),
+        "can",
+        Column.numbers("expected µs"),
+        "why",
+    )
     for candidate in every:
         taken = candidate.name == chosen.name
         style = "bold" if taken else "" if candidate.can else "dim"

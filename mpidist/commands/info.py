@@ -13,6 +13,7 @@ import click
 from ..launcher.allocation import cores
 from ..measure import counted, format_size
 from ..schedule.contract import COLLECTIVES
+from ..tables import Column
 from .console import examples, make_console, make_table, show
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def _measure_links(comm: Communicator) -> list[LinkSpeed]:
 
 
 def _show_links(links: list[LinkSpeed], console: Console) -> None:
-    made = make_table(console, "=between", ">µs, one way", ">GB/s")
+    made = make_table(
+        console, Column.names("between"), Column.numbers("µs, one way"), Column.numbers("GB/s")
+    )
     for link in links:
         between = f"inside {link.first}" if link.inside else f"{link.first} – {link.second}"
         speed = f"{1e-9 / link.beta:.3f}" if link.beta else ""
@@ -219,7 +222,7 @@ def _tabulate(candidates: list[GpuCandidate], console: Console) -> Table:
     """
     from ..gpu.executors import CLASSES
 
-    made = make_table(console, "=operations", "=executor", "=taken", "why")
+    made = make_table(console, *map(Column.names, ("operations", "executor", "taken")), "why")
     for operations, names in CLASSES.items():
         first = f"{operations}: {', '.join(names)}"
         for c in (c for c in candidates if c.operations == operations):

@@ -9,6 +9,7 @@ import click
 
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import algorithms, describe
+from ..tables import Column
 from .console import examples, make_console, make_table, show
 from .options import CollectiveName, load_option
 
@@ -83,8 +84,11 @@ def tabulate(console: Console, rows: list[dict[str, Any]]) -> Table:
     Narrow terminals get it without the summaries, and with a line for the name of each collective.
     """
     wide = console.width >= _WIDE
-    heads = ["=algorithm", "rounds", "bytes per rank", "=ordered"]
-    table = make_table(console, *(["=collective", *heads, "summary"] if wide else heads))
+    heads: list[Column | str]
+    heads = [Column.names("algorithm"), "rounds", "bytes per rank", Column.names("ordered")]
+    table = make_table(
+        console, *([Column.names("collective"), *heads, "summary"] if wide else heads)
+    )
     before = ""
     for row in rows:
         name, new = row["collective"], row["collective"] != before
@@ -105,7 +109,7 @@ def tabulate(console: Console, rows: list[dict[str, Any]]) -> Table:
 
 def tabulate_schedules(console: Console, rows: list[dict[str, Any]]) -> Table:
     """Return a table of pipeline schedules."""
-    table = make_table(console, "=pipeline", "=chunks", "=splits B", "summary")
+    table = make_table(console, *map(Column.names, ("pipeline", "chunks", "splits B")), "summary")
     for row in rows:
         chunks = f"{row['chunks']}{' or any' if row['any_chunks'] else ''}"
         splits = {True: "yes", False: "no", None: "?"}[row["splits"]]

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from ..errors import UnknownName
 from ..measure import counted
 from ..schedule.contract import COLLECTIVES
+from ..tables import Column
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
     AlgorithmNames,
@@ -219,8 +220,9 @@ def _print_pipelines(console: Console, rows: list[PipelineProofRow], seconds: fl
     """Print a row for each schedule, the counter-examples, and the totals."""
     from rich.text import Text
 
-    heads = ("=pipeline", "chunks", "ranks", "microbatches", ">proofs", ">messages")
-    table = make_table(console, *heads, ">most\noutstanding", ">s", "proved")
+    heads = (Column.names("pipeline"), "chunks", "ranks", "microbatches")
+    figures = map(Column.numbers, ("proofs", "messages", "most\noutstanding", "s"))
+    table = make_table(console, *heads, *figures, "proved")
     for row in rows:
         table.add_row(
             Text(row.name),
@@ -252,9 +254,9 @@ def _print_algorithms(console: Console, rows: list[Row], seconds: float) -> None
     """Print a row for each algorithm, the counter-examples, and the totals."""
     from rich.text import Text
 
-    table = make_table(
-        console, "=collective", "=algorithm", "ranks", ">proofs", ">messages", ">s", "proved"
-    )
+    heads = (Column.names("collective"), Column.names("algorithm"), "ranks")
+    figures = map(Column.numbers, ("proofs", "messages", "s"))
+    table = make_table(console, *heads, *figures, "proved")
     for row in rows:
         notes = f" (not {spans(row.refused)})" if row.refused and row.sizes else ""
         table.add_row(

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..errors import InvalidArgument, UnknownName
+from ..tables import Column
 from .console import examples, make_console, make_table, show
 from .options import complete
 
@@ -74,7 +75,7 @@ def slurm_command(name: str | None, into: str | None) -> None:
 
 def _print_names(console: Console, known: dict[str, Path]) -> None:
     """Print a table of the scripts: their names, and what they do."""
-    table = make_table(console, "=script", "what it does")
+    table = make_table(console, Column("script", wrap=False), "what it does")
     for script, path in known.items():
         table.add_row(script, _summary(path))
     show(console, table)

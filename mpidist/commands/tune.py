@@ -12,6 +12,7 @@ import click
 from ..errors import InvalidArgument
 from ..measure import counted, format_size, round_size
 from ..schedule.contract import COLLECTIVES
+from ..tables import Column
 from .bench.collectives import dtype_option, on_step, watched
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
 from .options import ByteSizes, CollectiveName, Duration, OutputFile, is_given, load_option
@@ -187,7 +188,9 @@ def _tune(
     if found.table.entries:
         write(found.table)
     console = make_console()
-    lines = make_table(console, "=collective", "=memory", "from this size on")
+    lines = make_table(
+        console, Column.names("collective"), Column.names("memory"), "from this size on"
+    )
     for key, entry in found.table.entries.items():
         chosen = ", ".join(f"{round_size(int(rule.start))} {rule.choose}" for rule in entry.rules)
         lines.add_row(key.collective, key.memory, chosen)
