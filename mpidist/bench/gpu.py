@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
 from ..measure import busbw
+from .race import Contender, medians, nothing, race
 from .results import Refusal, Results, Row, make_header
 
 COPIES = 5  # measurements of a copy; their median counts
@@ -116,29 +115,33 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
     a, b = as_device_array(first, comm.rank).pointer, as_device_array(second, comm.rank).pointer
     there, stream = host.__array_interface__["data"][0], device.current_stream()
 
-    def speed(target: int, source: int) -> float:
-        def copy() -> None:
-            device.copy(target, source, nbytes, stream)
+    def copying(target: int, source: int) -> Contender:
+        return until_idle("copy", lambda: device.copy(target, source, nbytes, stream), stream)
 
-        seconds = [slowest(comm, copy, stream) for _ in range(COPIES + 1)][1:]
-        return comm.size * nbytes / statistics.median(seconds)
+    pairs = (b, a), (there, a), (a, there)
+    seconds = medians(race(comm, [copying(*pair) for pair in pairs], COPIES))
+    speeds = [comm.size * nbytes / each for each in seconds]
+    return Copies(2 * speeds[0], *speeds[1:])
 
-    return Copies(2 * speed(b, a), speed(there, a), speed(a, there))
 
-
-def slowest(comm: Communicator, act: Callable[[], object], stream: int) -> float:
-    """Call `act` on all ranks; return the slowest rank's seconds until `stream` is idle.
-
-    `stream` is the handle of the CUDA stream on which `act` starts its work.
-    """
+def until_idle(
+    name: str,
+    act: Callable[[], object],
+    stream: int,
+    prepare: Callable[[], object] = nothing,
+) -> Contender:
+    """Return a contender whose `act` starts work on a CUDA stream: timed until that is idle."""
     device = find_device()
-    device.synchronize(stream)
-    comm.barrier()
-    began = perf_counter()
-    act()
-    device.synchronize(stream)
-    mine = perf_counter() - began
-    return float(comm.allreduce(np.array([mine]), "max")[0])
+
+    def begin() -> None:
+        prepare()
+        device.synchronize(stream)
+
+    def finish() -> None:
+        act()
+        device.synchronize(stream)
+
+    return Contender(name, finish, begin, warm=1)
 
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
@@ -226,18 +229,15 @@ def _row(
         case.free()
         return Refusal(collective, executor, nbytes, f"{executor} does not serve {collective}")
     stream = find_device().current_stream()
-    seconds = []
-    for _ in range(iterations + 1):
-        case.fill()
-        seconds.append(slowest(comm, case.call, stream))
-    median = statistics.median(seconds[1:])
-    row = Row(collective, executor, comm.size, 1e6 * median, bytes=nbytes, dtype=dtype.name)
+    contender = until_idle(executor, case.call, stream, case.fill)
+    (seconds,) = medians(race(comm, [contender], iterations))
+    row = Row(collective, executor, comm.size, 1e6 * seconds, bytes=nbytes, dtype=dtype.name)
     row.correct = bool(comm.allreduce(np.array([case.correct()]), "and")[0])
-    row.busbw_gbs = busbw(collective, nbytes, median, comm.size)
+    row.busbw_gbs = busbw(collective, nbytes, seconds, comm.size)
     case.free()
     bound = _bound(collective, executor, nbytes, comm.size, copies)
     if bound is not None:
-        row.figures["of_copies"] = bound / median
+        row.figures["of_copies"] = bound / seconds
     return row
 
 

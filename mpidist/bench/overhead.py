@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ..backends.null import NullBackend
 from ..communicator.communicator import Communicator
-from ..measure import median
 from .candidates import mpi_communicator
 from .cases import BARE
-from .progress import advance
+from .race import Contender, medians, race
 from .results import Results, Row, make_header
 
 RANKS = 33
@@ -42,8 +40,8 @@ def engine_overhead() -> list[Row]:
         comm = Communicator(NullBackend(RANKS))
         comm.timeout = timeout
         x, out = np.zeros(RANKS, np.float32), np.zeros(RANKS, np.float32)
-        call = partial(comm.allreduce, x, "sum", out, "ring")
-        seconds = min(_block(call, 20) for _ in range(BLOCKS))
+        call = Contender("ring", partial(comm.allreduce, x, "sum", out, "ring"), calls=20)
+        seconds = min(call.block() for _ in range(BLOCKS))
         time_us = seconds * 1e6 / rounds()
         row = Row("one round of a ring", "engine, null backend", RANKS, time_us)
         row.figures["deadline_s"] = timeout or 0
@@ -72,35 +70,22 @@ def native_overhead(comm: Communicator) -> list[Row]:
     bare = partial(mpi.Allreduce, x, out)
     native = partial(comm.allreduce, x, "sum", out, "native")
     deadline = comm.timeout
-    entries: list[tuple[str, float | None, Callable[[], Any]]] = [
+    kinds: list[tuple[str, float | None, Callable[[], Any]]] = [
         (BARE, None, bare),
         ("native", None, native),
         ("native", deadline or 60.0, native),
     ]
-    blocks = np.zeros((BLOCKS, len(entries)))
-    for done, block in enumerate(blocks, 1):
-        advance("blocks of calls", done, BLOCKS)
-        for k, (_, timeout, call) in enumerate(entries):
-            comm.timeout = timeout
-            _block(call, 5)
-            mpi.Barrier()
-            block[k] = _block(call, CALLS)
+    contenders = [
+        Contender(name, call, partial(setattr, comm, "timeout", timeout), 0, untimed=5, calls=CALLS)
+        for name, timeout, call in kinds
+    ]
+    times = [1e6 * seconds for seconds in medians(race(comm, contenders, BLOCKS))]
     comm.timeout = deadline
-    blocks = comm.allreduce(blocks, "max")
-    times = [median(column) * 1e6 for column in blocks.T.tolist()]
     rows = []
-    for time_us, (name, timeout, _) in zip(times, entries):
+    for time_us, (name, timeout, _) in zip(times, kinds):
         row = Row("allreduce of 8 bytes", name, comm.size, time_us, times[0] / time_us)
         row.figures["deadline_s"] = timeout or 0
         if name != BARE:
             row.figures["more_us"] = time_us - times[0]
         rows.append(row)
     return rows
-
-
-def _block(call: Callable[[], Any], count: int) -> float:
-    """Make `count` calls; return this rank's mean time of a call in seconds."""
-    begun = perf_counter()
-    for _ in range(count):
-        call()
-    return (perf_counter() - begun) / count

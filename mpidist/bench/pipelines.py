@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import perf_counter, sleep
+from functools import partial
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from ..parallel.transport import chained
 from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
-from .progress import advance
+from .race import Contender, medians, race, rows
 from .results import Results, Row, make_header
-from .training import NO_TORCH, REFERENCE, TrainingCandidate, race, ranks_have
+from .training import NO_TORCH, REFERENCE, ranks_have
 
 MICROBATCHES = 8
 WARM_STEPS = 50
@@ -39,26 +40,20 @@ def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES
     number of microbatches.  Every rank has one stage, so it is the cost of one microbatch and
     stage, waiting included.
     """
-    rows = []
+    found = []
     for name in SCHEDULES:
         if as_schedule(name).unsupported(comm.size, microbatches) is not None:
             continue
         pipe = Pipeline(Identity(), comm, microbatches, name)
         x = np.ones((microbatches, 16))
-        times = np.empty(WARM_STEPS + steps)
-        for k in range(len(times)):
-            advance(f"{name}, steps of identity stages", k + 1, len(times))
-            comm.barrier()
-            began = perf_counter()
-            pipe.step(x, x, no_loss)
-            times[k] = perf_counter() - began
+        contender = Contender(name, partial(pipe.step, x, x, no_loss), warm=WARM_STEPS)
+        (seconds,) = medians(race(comm, [contender], steps))
         pipe.close()
-        slowest = comm.allreduce(times[WARM_STEPS:], op="max")
-        time_us = 1e6 * float(np.median(slowest)) / microbatches
+        time_us = 1e6 * seconds / microbatches
         row = Row("microbatch of an identity stage", name, comm.size, time_us)
         row.figures["microbatches"] = microbatches
-        rows.append(row)
-    return rows
+        found.append(row)
+    return found
 
 
 SECONDS = 0.01  # time of forward; backward takes twice as long
@@ -109,16 +104,16 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     pipes = [
         Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
     ]
-    candidates = [
-        TrainingCandidate("mpidist Pipeline of DDP", stepper(pipes[0])),
-        TrainingCandidate("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
-        TrainingCandidate("not averaged", stepper(pipes[2])),
+    contenders = [
+        Contender("mpidist Pipeline of DDP", stepper(pipes[0])),
+        Contender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
+        Contender("not averaged", stepper(pipes[2])),
     ]
     work = f"step of timers, 2 stages on 2 ranks each, {1e3 * AVERAGING:g} ms to average the last"
-    rows = race(comm, work, candidates, rounds)
+    found = rows(comm, work, contenders, rounds)
     for pipe in pipes:
         pipe.close()
-    return rows
+    return found
 
 
 def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable[[], None]:
@@ -147,14 +142,14 @@ def measure_pipelines(comm: Communicator, iterations: int) -> Results:
         raise InvalidArgument("bench pipeline on 1 rank: expected 2 or more (mpidist run -n 2)")
     has_torch = ranks_have(comm, "torch", "torch.distributed.pipelining")
     header = make_header(comm, *["torch"] * has_torch)
-    rows = engine_cost(comm, iterations)
-    results = Results(header, rows, benchmark="pipeline", reference=REFERENCE)
+    results = Results(header, benchmark="pipeline", reference=REFERENCE)
+    results.rows += engine_cost(comm, iterations)
     if has_torch:
         from .pipelines_torch import steps
 
-        rows += steps(comm, iterations)
+        results.rows += steps(comm, iterations)
     else:
         results.notes.append(NO_TORCH)
     if comm.size == 4:
-        rows += replicas(comm, iterations)
+        results.rows += replicas(comm, iterations)
     return results

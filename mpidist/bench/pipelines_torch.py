@@ -13,9 +13,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from ..communicator.communicator import Communicator
 from ..pipeline import Pipeline
 from .pipelines import MICROBATCHES, THEIRS
+from .race import Contender
+from .race import rows as race_rows
 from .results import Row
 from .torch_collectives import process_groups
-from .training import TrainingCandidate, race
 
 SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and numbers of rows of a microbatch."""
@@ -84,16 +85,16 @@ def steps(comm: Communicator, rounds: int) -> list[Row]:
             shape = (MICROBATCHES * each, width)
             own, other = (stage(width, comm.rank, comm.size) for _ in range(2))
             pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
-            candidates = [
-                TrainingCandidate(
+            contenders = [
+                Contender(
                     OURS,
                     stepper(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
                 ),
-                TrainingCandidate(THEIRS, stepper(other, theirs(comm, other, gloo), shape)),
+                Contender(THEIRS, stepper(other, theirs(comm, other, gloo), shape)),
             ]
             count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
             work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"
-            rows += race(comm, work, candidates, rounds)
+            rows += race_rows(comm, work, contenders, rounds)
             pipe.close()
     return rows
 

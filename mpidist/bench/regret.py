@@ -22,8 +22,8 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..measure import median
 from ..tables import Column, Line, Table
+from .race import no_garbage_collection
 from .results import Row
-from .runner import no_garbage_collection
 from .tuner import (
     Cell,
     History,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import random
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -21,6 +18,7 @@ from .candidates import Candidate, candidates, knows
 from .cases import BARE, Case, Workload
 from .machine import Watch
 from .memory import describe_stream, measure_stream
+from .race import in_turn, no_garbage_collection
 from .results import (
     BOUND_NOTE,
     CHANGED_NOTE,
@@ -193,16 +191,16 @@ class Contest:
         """Call each candidate once more: the second call with an array binds its program."""
         self.cycle(self.entries)
 
-    def cycle(self, entries: list[Entrant]) -> list[tuple[float, float]]:
-        """Call each of `entries` once, with new data.
+    def cycle(self, entries: list[Entrant], iteration: int = 0) -> list[tuple[float, float]]:
+        """Call each of `entries` once, with new data, in the order of an iteration.
 
         Return for each the seconds of the slowest rank's call, and of the slowest rank's writing,
         call and reading, together.
         """
         begun = perf_counter()
         figures = np.zeros((len(entries) + 1, _COLUMNS))
-        for line, entry in zip(figures, entries):
-            line[:] = self._call(entry)
+        for line, found in zip(figures, in_turn(entries, iteration, self._call)):
+            line[:] = found
         self.spent += perf_counter() - begun
         figures[-1, 0] = self.comm.rank == 0 and self.must_end()
         figures = self.comm.allreduce(figures, "max", out=figures)
@@ -253,17 +251,6 @@ class Contest:
         if self.settings.bits and case.out is not None:
             bits = zlib.crc32(case.out.view(np.uint8).data)
         return ended - begun, wrong, begun, -ended, bits, -bits, used
-
-
-def in_turn(entries: Sequence[Entrant], iteration: int) -> list[Entrant]:
-    """Return the entrants in the order of their calls in an iteration, equal on every rank.
-
-    The order is pseudo-random, not rotated: otherwise each candidate would always follow the same
-    other one, with what that left in the cache.
-    """
-    order = list(entries)
-    random.Random(iteration).shuffle(order)
-    return order
 
 
 class Series(Contest):
@@ -324,8 +311,8 @@ class Series(Contest):
             if self.over:
                 break
             self.done += 1
-            order = in_turn(self.entries, turn + passes * k)
-            for entry, (call, used) in zip(order, self.cycle(order)):
+            found = self.cycle(self.entries, turn + passes * k)
+            for entry, (call, used) in zip(self.entries, found):
                 entry.times.append(call)
                 entry.used.append(used)
         self.machine.look()
@@ -551,18 +538,6 @@ def workloads(
     if SYMMETRIC in kinds:
         works[SYMMETRIC] = work.elsewhere(comm.empty)
     return works
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector: a collection during a call would count as its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:  # the program may run without it
-            gc.enable()
 
 
 def _add(results: Results, series: Series, comm: Communicator, settings: Settings) -> None:

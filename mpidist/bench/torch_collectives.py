@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from ..measure import busbw
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from .candidates import mpi_communicator
 from .cases import BARE
+from .race import Contender, medians, race
 from .results import Results, Row, make_header
 
 COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
@@ -95,27 +94,23 @@ def process_groups(comm: Communicator) -> Iterator[tuple[Any, Any]]:
             dist.destroy_process_group()
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A candidate of a collective, with its own buffer.
+@dataclass(kw_only=True)
+class _Candidate(Contender):
+    """A candidate of a collective: `act` performs it on each row of `data`, or returns the result.
 
     Attributes
     ----------
-    name, memory : str
-        As in :class:`~mpidist.bench.results.Row`: name of the candidate, and kind of memory.
     way : str
         One of :data:`WAYS`.
     data : torch.Tensor
         The whole buffer of each operation of a call.
-    call : callable
-        Performs the collective on each row of `data`; may return the result instead.
+    memory : str
+        Kind of its memory.
     """
 
-    name: str
-    memory: str
     way: str
     data: torch.Tensor
-    call: Callable[[], object]
+    memory: str = PRIVATE
 
 
 def _rows(
@@ -123,22 +118,18 @@ def _rows(
 ) -> list[Row]:
     candidates = _candidates(comm, name, nbytes, gloo, ways)
     right = [_is_right(comm, name, candidate) for candidate in candidates]
-    seconds = [min(_block(comm, c.call, 1) for _ in range(3)) for c in candidates]
-    counts = comm.broadcast_object([_count(each) for each in seconds])
-    times = np.empty((rounds, len(candidates)))
-    draw = np.random.default_rng(0)  # the same order on every rank
-    for taken in times:
-        for k in draw.permutation(len(candidates)):
-            taken[k] = _block(comm, candidates[k].call, counts[k]) / len(candidates[k].data)
-    medians = [statistics.median(column) for column in comm.allreduce(times, "max").T.tolist()]
-    gloos = zip(candidates, medians)
-    references = {c.way: median for c, median in gloos if c.name.startswith(GLOO)}
+    seconds = [min(candidate.measure(comm) for _ in range(3)) for candidate in candidates]
+    for candidate, calls in zip(candidates, comm.broadcast_object(list(map(_count, seconds)))):
+        candidate.calls = calls
+    of_blocks = medians(race(comm, candidates, rounds))
+    times = [seconds / len(c.data) for c, seconds in zip(candidates, of_blocks)]
+    references = {c.way: time for c, time in zip(candidates, times) if c.name.startswith(GLOO)}
     rows = []
-    for candidate, median, correct in zip(candidates, medians, right):
-        ratio = references[candidate.way] / median
-        row = Row(name, candidate.name, comm.size, 1e6 * median, ratio, correct)
+    for candidate, time, correct in zip(candidates, times, right):
+        ratio = references[candidate.way] / time
+        row = Row(name, candidate.name, comm.size, 1e6 * time, ratio, correct)
         row.bytes, row.dtype, row.memory = nbytes, "float32", candidate.memory
-        row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, median, comm.size)
+        row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, time, comm.size)
         rows.append(row)
     return rows
 
@@ -146,15 +137,6 @@ def _rows(
 def _count(seconds: float) -> int:
     """Return how many calls of about `seconds` each make up one block, at least 1."""
     return max(1, min(MOST_CALLS, round(BLOCK_SECONDS / max(seconds, 1e-7))))
-
-
-def _block(comm: Communicator, call: Callable[[], object], count: int) -> float:
-    """Perform a block of `count` calls, after a barrier; return this rank's mean seconds."""
-    comm.barrier()
-    begun = perf_counter()
-    for _ in range(count):
-        call()
-    return (perf_counter() - begun) / count
 
 
 def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
@@ -204,7 +186,8 @@ def _candidates(
                 work.wait()
 
         called = who if way == "blocking" else f"{who}, {way}"
-        return _Candidate(called, memory, way, data, call if queued == 1 else call_all)
+        act = call if queued == 1 else call_all
+        return _Candidate(called, act, warm=0, way=way, data=data, memory=memory)
 
     data = torch.zeros(1, count)
     rows = data[0].numpy()
@@ -213,7 +196,7 @@ def _candidates(
         "all_gather": lambda: mpi.Allgather(MPI.IN_PLACE, rows),
         "broadcast": lambda: mpi.Bcast(rows, 0),
     }[name]
-    found = [_Candidate(BARE, PRIVATE, "blocking", data, bare)]
+    found = [_Candidate(BARE, bare, warm=0, way="blocking", data=data)]
     world = dist.group.WORLD
     for way in dict.fromkeys(("blocking", *ways)):
         found += [made(GLOO, gloo, way), made(OURS, world, way)]
@@ -229,7 +212,7 @@ def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
     """
     data, ranks = candidate.data, torch.arange(1.0, comm.size + 1)
     data.fill_(comm.rank + 1)
-    returned = candidate.call()
+    returned = candidate.act()
     result = returned if isinstance(returned, torch.Tensor) else data
     wanted = ranks[0]
     if name == "all_reduce":

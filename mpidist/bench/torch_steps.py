@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
+from .race import WARM, Contender, rows
 from .results import Results, Row, make_header
 from .torch_collectives import GLOO, OURS, process_groups
-from .training import WARM_ROUNDS, TrainingCandidate, race
 from .training_torch import threads
 
 HEAD = 64  # width of an attention head
@@ -148,7 +148,7 @@ def measure_torch_steps(
 ) -> Results:
     """Measure training steps over mpidist, over gloo, and without communication; collective.
 
-    The candidates take turns, as in :func:`~mpidist.bench.training.race`; the ratio refers to gloo.
+    The candidates take turns; the ratio refers to gloo.
     A row is correct if all steps together have changed the parameters as the same steps of a model
     on one rank with the whole batch.  The step without communication is the bound: the whole model
     on each rank with that rank's batch, and for tensor parallelism the whole work, which is more.
@@ -193,20 +193,20 @@ def _rows(comm: Communicator, kind: Any, rounds: int) -> list[Row]:
             for name, group in ((GLOO, over_gloo), (OURS, over_mpidist))
         }
         alone = training(None)
-        candidates = [TrainingCandidate(name, one.step) for name, one in made.items()]
-        candidates.append(TrainingCandidate(ALONE, alone.step))
+        contenders = [Contender(name, one.step) for name, one in made.items()]
+        contenders.append(Contender(ALONE, alone.step))
         count = sum(p.numel() for p in alone.model.parameters())
         work = f"step, {kind.work}, width {kind.scale.width}, {count / 1e6:.1f} M parameters"
-        rows = race(comm, work, candidates, rounds)
+        found = rows(comm, work, contenders, rounds)
         wanted = training(None, whole=True)
-        for _ in range(WARM_ROUNDS + rounds):
+        for _ in range(WARM + rounds):
             wanted.step()
-        for row in rows:
+        for row in found:
             if row.candidate in made:
                 row.correct = agree(comm, made[row.candidate].update(), wanted.update())
-        # Before the groups end; the candidates hold the steps, which hold the models.
-        del made, candidates
-    return rows
+        # Before the groups end; the contenders hold the steps, which hold the models.
+        del made, contenders
+    return found
 
 
 def agree(comm: Communicator, update: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,70 +13,12 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats, autotune
-from .progress import advance
+from .race import Contender, race, rows
 from .results import Results, Row, make_header
 
-WARM_ROUNDS = 3
 OURS = "mpidist DDP"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
-
-
-@dataclass(frozen=True)
-class TrainingCandidate:
-    """One candidate of a training step, to be timed.
-
-    `act` runs one step.  `model` is the DDP that the step uses, if :meth:`warm_up` must run steps
-    until its buckets and transport are final, else None.
-    """
-
-    name: str
-    act: Callable[[], object]
-    model: DDP | None = None
-
-    def warm_up(self) -> None:
-        """Run 3 steps, and more until the buckets and transport of `model`, if any, are final."""
-        for _ in range(WARM_ROUNDS):
-            self.act()
-        while self.model is not None and not self.model.reducer.settled:
-            self.act()
-
-
-def take_turns(
-    comm: Communicator, candidates: Sequence[TrainingCandidate], rounds: int
-) -> np.ndarray:
-    """Time one step of each candidate in each round, after warm-up; collective.
-
-    Return the slowest rank's seconds: rows are rounds, columns are candidates.  The order of the
-    calls is random in each round, the same on every rank.
-    """
-    times = np.empty((rounds, len(candidates)))
-    for candidate in candidates:
-        candidate.warm_up()
-    draw = np.random.default_rng(0)  # in a fixed order each would always follow the same one
-    for done, taken in enumerate(times, 1):
-        advance(f"step {done} of {rounds}: {', '.join(c.name for c in candidates)}", done, rounds)
-        for k in draw.permutation(len(candidates)):
-            comm.barrier()
-            began = perf_counter()
-            candidates[k].act()
-            taken[k] = perf_counter() - began
-    return comm.allreduce(times, op="max")
-
-
-def race(
-    comm: Communicator, work: str, candidates: Sequence[TrainingCandidate], rounds: int
-) -> list[Row]:
-    """Time candidates in turns; return a row of the median of `rounds` for each.
-
-    A ratio is the first candidate's time divided by the row's.
-    """
-    times = take_turns(comm, candidates, rounds)
-    medians = [statistics.median(column) for column in times.T.tolist()]
-    return [
-        Row(work, candidate.name, comm.size, 1e6 * seconds, medians[0] / seconds)
-        for candidate, seconds in zip(candidates, medians, strict=True)
-    ]
 
 
 class BareArrays:
@@ -109,12 +48,17 @@ def communication(
         for p in theirs.parameters():
             comm.allreduce(p.grad, op="mean", out=p.grad)
 
-    candidates = [
-        TrainingCandidate(OURS, model.sync_gradients),
-        TrainingCandidate("one allreduce per parameter", one_by_one),
+    contenders = [
+        Contender(OURS, model.sync_gradients),
+        Contender("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
-    return race(comm, work, candidates, rounds)
+    return rows(comm, work, contenders, rounds)
+
+
+def stepping(name: str, step: Callable[[], object], model: DDP) -> Contender:
+    """Return the contender whose `step` is of `model`: warm once its buckets and transport are."""
+    return Contender(name, step, ready=lambda: model.reducer.settled)
 
 
 ALONE = "communication alone"
@@ -182,22 +126,22 @@ def overlaps(
     models |= {f"auto {k}": make(comm, "auto") for k in range(1, autos + 1)}
     sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
     alone = DDP(BareArrays(sizes), comm, 1, 1, overlap="none")
-    candidates = [TrainingCandidate(name, act, model) for name, (act, model) in models.items()]
-    candidates.append(TrainingCandidate(ALONE, alone.sync_gradients, alone))
-    times = take_turns(comm, candidates, rounds)
-    least = dict(zip((candidate.name for candidate in candidates), times.min(axis=0), strict=True))
+    contenders = [stepping(name, act, model) for name, (act, model) in models.items()]
+    contenders.append(stepping(ALONE, alone.sync_gradients, alone))
+    times = race(comm, contenders, rounds)
+    least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
     bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))
-    rows = []
-    for candidate, column in zip(candidates, times.T, strict=True):
-        name = candidate.name
+    found = []
+    for contender, column in zip(contenders, times.T, strict=True):
+        name = contender.name
         seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
         figures = {"least_us": 1e6 * float(column.min()), "share": share}
         if name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]:
             figures["hidden"] = float((least["none"] - least[name]) / bound)
         if name.startswith("auto"):
             name += f" ({models[name][1].reducer.name})"
-        rows.append(Row(work, name, comm.size, 1e6 * seconds, figures=figures))
-    return rows
+        found.append(Row(work, name, comm.size, 1e6 * seconds, figures=figures))
+    return found
 
 
 def ranks_have(comm: Communicator, *modules: str) -> bool:
@@ -224,9 +168,7 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
         from .training_torch import training, width_for
 
         for count in millions:
-            rows, stats = training(comm, iterations, width_for(count))
-            results.rows += rows
-            results.notes.append(f"{rows[0].work}: {describe(stats)}")
+            _add(results, *training(comm, iterations, width_for(count)))
     if comm.size > 1:
         results.rows += communication(comm, iterations)
     return results
@@ -250,9 +192,7 @@ def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) ->
         from .training_torch import model_steps
 
         for name in names:
-            rows, stats = model_steps(comm, iterations, name)
-            results.rows += rows
-            results.notes.append(f"{rows[0].work}: {describe(stats)}")
+            _add(results, *model_steps(comm, iterations, name))
     return results
 
 
@@ -279,6 +219,11 @@ def _results(comm: Communicator, has_torch: bool) -> Results:
     header = make_header(comm, *["torch"] * has_torch)
     notes = [] if has_torch else [NO_TORCH]
     return Results(header, benchmark="ddp", reference=REFERENCE, notes=notes)
+
+
+def _add(results: Results, found: list[Row], stats: Stats) -> None:
+    results.rows += found
+    results.notes.append(f"{found[0].work}: {describe(stats)}")
 
 
 def describe(stats: Stats) -> str:

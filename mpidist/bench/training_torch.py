@@ -14,9 +14,10 @@ import torch
 from ..communicator.communicator import Communicator
 from ..parallel import DDP, Stats
 from .models_torch import MODELS
+from .race import Contender, rows
 from .results import Row
 from .torch_collectives import process_groups
-from .training import OURS, TrainingCandidate, race
+from .training import OURS, stepping
 
 SAMPLES = 32  # of each rank in a step
 BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
@@ -77,23 +78,23 @@ def training(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], St
     count = sum(p.numel() for p in net.parameters())
     with threads(comm):
         model = DDP(net, comm)
-        candidates = [
-            TrainingCandidate(OURS, stepper(model, net.parameters(), width), model),
-            TrainingCandidate("no communication", stepper(bare, bare.parameters(), width)),
+        contenders = [
+            stepping(OURS, stepper(model, net.parameters(), width), model),
+            Contender("no communication", stepper(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
-            return race(comm, work, candidates, rounds), model.stats()
+            return rows(comm, work, contenders, rounds), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
-        candidates.append(TrainingCandidate(name, stepper(each, each.parameters(), width, sync)))
+        contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
         with process_groups(comm) as (_, gloo):
             theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
             name = "torch DDP over gloo"
-            candidates.append(TrainingCandidate(name, stepper(theirs, theirs.parameters(), width)))
-            rows = race(comm, work, candidates, rounds)
-            del theirs, candidates
-    return rows, model.stats()
+            contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
+            found = rows(comm, work, contenders, rounds)
+            del theirs, contenders
+    return found, model.stats()
 
 
 def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
@@ -119,12 +120,12 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
         bare, net = step(lambda net: net)
         count = sum(p.numel() for p in net.parameters())
         work = f"step, {name} of {count / 1e6:.1f} M parameters"
-        candidates = [
-            TrainingCandidate(OURS, ours, model),
-            TrainingCandidate("no communication", bare),
+        contenders = [
+            stepping(OURS, ours, model),
+            Contender("no communication", bare),
         ]
         if comm.size == 1:
-            return race(comm, work, candidates, rounds), model.stats()
+            return rows(comm, work, contenders, rounds), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
             unused = {"find_unused_parameters": True} if name == "moe" else {}
             for backend, group, views in (
@@ -141,10 +142,10 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
                     )
                 )[0]
                 label = f"torch DDP over {backend}" + ", views" * views
-                candidates.append(TrainingCandidate(label, theirs))
-            rows = race(comm, work, candidates, rounds)
-            del theirs, candidates
-    return rows, model.stats()
+                contenders.append(Contender(label, theirs))
+            found = rows(comm, work, contenders, rounds)
+            del theirs, contenders
+    return found, model.stats()
 
 
 def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:

@@ -31,7 +31,8 @@ from ..selection.tuning import AUTO, PRIVATE, Key, TuningEntry, TuningTable, kin
 from .candidates import Candidate, memories
 from .cases import Workload
 from .machine import Watch
-from .runner import Contest, Entrant, OnStep, Settings, in_turn, no_garbage_collection
+from .race import no_garbage_collection
+from .runner import Contest, Entrant, OnStep, Settings
 
 ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty call
 
@@ -315,16 +316,16 @@ class Race(Contest):
         now = perf_counter()
         self.until = end if heats == 1 else now + (end - now) / heats
         for k in range(MOST):
-            self._time(in_turn(alive, len(alive[0].times)))
+            self._time(alive, len(alive[0].times))
             if self.over and k + 1 >= LEAST or len(alive[0].times) >= MOST:
                 break
         self.until = end
         self.cycle([])  # sets `over` anew, on all ranks alike
         return alive
 
-    def _time(self, order: list[Entrant]) -> None:
+    def _time(self, entries: list[Entrant], iteration: int = 0) -> None:
         begun = perf_counter()
-        for entry, (seconds, _) in zip(order, self.cycle(order)):
+        for entry, (seconds, _) in zip(entries, self.cycle(entries, iteration)):
             entry.times.append(seconds)
         self.cycle_seconds = perf_counter() - begun
 

@@ -18,11 +18,11 @@ def test_engine_cost(comm):
 
 def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
     """The replicas of the last stage average while the first one goes back; else it is longer."""
-    from mpidist.bench import pipelines, training
+    from mpidist.bench import pipelines, race
 
     if comm.size != 4:
         pytest.skip("needs exactly 4 ranks")
-    monkeypatch.setattr(training, "WARM_ROUNDS", 1)
+    monkeypatch.setattr(race, "WARM", 1)
     gains = []
     for _ in range(8):  # other work on the machine may hide it, in some of the attempts
         within, after, _ = (row.time_us for row in pipelines.replicas(comm, 3))
@@ -34,11 +34,11 @@ def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_steps(comm, monkeypatch):
-    from mpidist.bench import pipelines_torch, training
+    from mpidist.bench import pipelines_torch, race
 
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
-    monkeypatch.setattr(training, "WARM_ROUNDS", 1)
+    monkeypatch.setattr(race, "WARM", 1)
     monkeypatch.setattr(pipelines_torch, "SIZES", ((8, 2),))
     best = 2.0
     for _ in range(8 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually

@@ -42,7 +42,7 @@ def test_what_was_hidden(comm, monkeypatch):
     times = np.array([[10.0, 9.0, 8.0, 11.0, 4.0], [12.0, 10.0, 6.0, 10.0, 5.0]])
     names = ["none", "polls", "thread"] if comm.size > 1 else ["none"]
     chosen = [names.index(name) for name in names] + [3, 4]
-    monkeypatch.setattr(training, "take_turns", lambda *_: times[:, chosen])
+    monkeypatch.setattr(training, "race", lambda *_: times[:, chosen])
     rows = {
         row.candidate.partition(" (")[0]: row.figures
         for row in training.overlaps(comm, 2, "waits", training.waiting, autos=1)
