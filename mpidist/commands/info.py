@@ -140,7 +140,8 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
     The first is missing outside of SLURM, the second if all ranks are on one host.
     """
     from ..launcher.allocation import SlurmAllocation
-    from ..launcher.connections import adapters, addresses, describe, interface_to
+    from ..launcher.connections import addresses
+    from .network import adapters, describe, interface_to
 
     found = {}
     allocation = SlurmAllocation.find()
@@ -161,7 +162,8 @@ def _surroundings(hosts: list[str]) -> dict[str, str]:
 def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
     """Return the SLURM allocation ("slurm") and rank 0's network ("network"), or None for each."""
     from ..launcher.allocation import SlurmAllocation
-    from ..launcher.connections import adapters, addresses, interface_to
+    from ..launcher.connections import addresses
+    from .network import adapters, interface_to
 
     network: dict[str, Any] | None = None
     if len(hosts) > 1:

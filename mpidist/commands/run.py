@@ -9,7 +9,7 @@ import click
 
 from ..launcher.job import REQUEUES, JobOptions, run_job
 from ..launcher.slurm import LAUNCHERS
-from ..launcher.watch import MPI_WITHIN
+from ..launcher.supervisor import MPI_WITHIN
 from .console import examples
 from .options import Count, OutputFile, Seconds
 
@@ -109,9 +109,10 @@ def run_command(
     """Start PROGRAM on a number of ranks, with the launcher that belongs to the installed mpi4py.
 
     In a SLURM allocation the launcher is srun, with the plugin that this MPI needs, or mpiexec. The
-    command is printed first; --dry-run prints it with the environment variables that the launcher
-    needs, to copy and change.  The exit code is 0 only if every
-    rank succeeded, otherwise that of the first rank that failed.  A traceback that is equal on
+    command is printed first, as one would type it, with a comment of what is started in place of
+    some words; --dry-run prints it with the environment variables that the launcher needs, to copy
+    and change.  The exit code is 0 only if every rank succeeded, otherwise that of the first rank
+    that failed.  A traceback that is equal on
     several ranks is printed once, and the last line names the rank that failed first.
     """
     root = context.find_root().command

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from .. import errors
 from ..foreign import shown
 from ..measure import plural
-from .connections import LOST, RankState
+from .ranks import LOST, RankState
 
 LINE = 160  # characters of an exception in the last line of a job
 INTERRUPT = KeyboardInterrupt.__name__

@@ -19,9 +19,10 @@ from typing import Any
 
 from ..errors import InvalidArgument, LaunchError, MpidistError, unpicklable
 from ..measure import plural
-from .allocation import SlurmAllocation, whole_job
-from .job import JobOptions, check_not_nested, make_launch, make_watch, own_environment
+from .allocation import SlurmAllocation, kill_wait, whole_job
+from .job import JobOptions, check_not_nested, make_launch, monitors, own_environment
 from .mpi import TERMINAL, find_library
+from .supervisor import Supervisor
 
 PREFIX = "mpidist-run-"  # of the temporary folders
 LINES, KEPT = 15, 10_000  # lines and characters of the output that an error of the launch quotes
@@ -90,17 +91,21 @@ def run(
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # "" in a notebook
         environ = {**own_environment(os.environ), **launch.settings, TERMINAL: "0"}
         environ["PYTHONPATH"], output = path, _Output()
-        watch = make_watch(
-            launch, environ, limit=timeout, stdin=subprocess.DEVNULL, write=output.write
+        job = Supervisor(
+            monitors(launch, environ),
+            kill_wait=kill_wait() if launch.allocated else None,
+            limit=timeout,
+            stdin=subprocess.DEVNULL,
+            write=output.write,
         )
         program = [sys.executable, "-m", __name__, folder]
-        watch.run([*launch.launcher, *watch.command(program)], environ)
-        if watch.late:
+        job.run([*launch.launcher, *job.reports.command(program)], environ)
+        if job.late:
             raise LaunchError(f"run: the processes took longer than timeout={timeout:g} s")
-        if not watch.interrupted:
-            return _results(Path(folder), launch.ranks, watch.told, output.last_lines)
-    signal.raise_signal(watch.interrupted)  # as if it had come now, when the ranks have ended
-    raise LaunchError(f"run: ended by {signal.Signals(watch.interrupted).name}")
+        if not job.interrupted:
+            return _results(Path(folder), launch.ranks, job.told, output.last_lines)
+    signal.raise_signal(job.interrupted)  # as if it had come now, when the ranks have ended
+    raise LaunchError(f"run: ended by {signal.Signals(job.interrupted).name}")
 
 
 def _shared(allocation: SlurmAllocation | None) -> str | None:

@@ -7,15 +7,17 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
-from .command_line import Launch, local_launch, rank_command, reporting, slurm_launch
+from .command_line import Launch, local_launch, slurm_launch
+from .connections import Connections
 from .mpi import INTEL, MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
-from .plain import PlainJob
+from .notes import Notes
+from .program import Program
+from .signals import TO_RANKS, Signals
 from .slurm import choose_launcher
-from .watch import MPI_WITHIN, TO_RANKS, JobWatch, Signals
+from .supervisor import MPI_WITHIN, Supervisor
 
 REQUEUES = 20  # by default
 OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
@@ -134,7 +136,7 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
 
 
 def run_job(
-    program: Sequence[str],
+    words: Sequence[str],
     options: JobOptions,
     announce: Callable[[str], object],
     dry_run: bool = False,
@@ -143,12 +145,13 @@ def run_job(
 
     Parameters
     ----------
-    program : sequence of str
+    words : sequence of str
         The program of each rank, and its arguments.
     options : JobOptions
         The options of ``mpidist run``.
     announce : callable
-        Called with the command line before it is started.
+        Called with the command line before it is started: one to type by hand, with a comment of
+        what ``mpidist run`` does otherwise.
     dry_run : bool
         Announce the command only, with the environment variables that it needs.
     """
@@ -162,23 +165,24 @@ def run_job(
         library = find_library()
         # The launcher of MPICH and Intel MPI does not see a rank that exits without MPI_Finalize.
         blind = allocation is not None or library.vendor in (MPICH, INTEL)
-        watched = options.watch or options.needs_watch or (blind and options.watch is None)
-        arguments = rank_command(program, watched)
+        watched = bool(options.watch or options.needs_watch or (blind and options.watch is None))
+        program = Program.find(words, watched)
         launch = make_launch(library, allocation, options)
-        announce(launch.line(arguments, settings=dry_run))
+        difference = program.difference(watched)
+        comment = f"  # mpidist run: {difference}" * bool(difference and not dry_run)
+        announce(launch.line(program.by_hand(), settings=dry_run) + comment)
         if dry_run:
             return 0
         if options.log_dir is not None:
             check_log_dir(options.log_dir)
-        watch = WatchOptions(
-            options.label, options.log_dir, signals, options.start_timeout, watched
-        )
-
-        def instead() -> Launch:
-            return make_launch(library, allocation, replace(options, launcher="mpiexec"))
-
-        free = (options.launcher, options.mpi) == ("auto", None)
-        status = start_twice(launch, arguments, watch, instead if free else None)
+        how = replace(options, watch=watched)
+        status, begun = start(launch, program, how, signals)
+        if status and not begun and PMI2 in launch.launcher:
+            say(f"no rank came through MPI_Init under srun {PMI2}")
+            if (options.launcher, options.mpi) == ("auto", None):
+                launch = make_launch(library, allocation, replace(options, launcher="mpiexec"))
+                say(f"once more: {launch.line(program.by_hand())}")
+                status, _ = start(launch, program, how, signals)
         if options.requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
             requeue(allocation, options.requeue_limit or REQUEUES)
@@ -206,43 +210,10 @@ def make_launch(
     return launch
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """How the ranks are watched: the parameters of :class:`~mpidist.launcher.watch.JobWatch`.
-
-    If not `monitored`, a :class:`~mpidist.launcher.plain.PlainJob` runs, with `signals` only.
-    """
-
-    label: bool
-    log_dir: str | None
-    signals: Signals
-    start_timeout: float | None = None
-    monitored: bool = True
-
-
-def start_twice(
-    launch: Launch,
-    arguments: list[str],
-    watch: WatchOptions,
-    instead: Callable[[], Launch] | None,
-) -> int:
-    """Start the launcher, and wait for its end; return its exit code.
-
-    If MPI does not start under srun's pmi2, the launch that ``instead()`` returns follows, unless
-    `instead` is None.
-    """
-    status, begun = start(launch, arguments, watch)
-    if status and not begun and PMI2 in launch.launcher:
-        say(f"no rank came through MPI_Init under srun {PMI2}")
-        if instead is not None:
-            other = instead()
-            say(f"once more: {other.line(arguments)}")
-            status, _ = start(other, arguments, watch)
-    return status
-
-
-def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[int, bool]:
-    """Start the launcher, and wait for its end.
+def start(
+    launch: Launch, program: Program, options: JobOptions, signals: Signals
+) -> tuple[int, bool]:
+    """Start the launcher, with monitors if `options` say `watch`, and wait for its end.
 
     Returns
     -------
@@ -254,33 +225,26 @@ def start(launch: Launch, arguments: list[str], watch: WatchOptions) -> tuple[in
     sys.stdout.flush()
     sys.stderr.flush()
     # Output that is carried line by line has no place for a progress bar.
-    seen = sys.stdout.isatty() and not (watch.label or watch.log_dir)
+    seen = sys.stdout.isatty() and not (options.label or options.log_dir)
     columns = shutil.get_terminal_size().columns if seen else 0
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
-    arguments = reporting(arguments)
-    if not watch.monitored:
-        job = PlainJob(launch.ranks, watch.signals)
-        return job.run([*launch.launcher, *arguments], environ), True
-    guard = make_watch(
-        launch,
-        environ,
-        label=watch.label,
-        logs=watch.log_dir and os.path.abspath(watch.log_dir),
-        signals=watch.signals,
-        start_timeout=watch.start_timeout or MPI_WITHIN,
+    logs = options.log_dir and os.path.abspath(options.log_dir)
+    job = Supervisor(
+        monitors(launch, environ, options.label, logs) if options.watch else Notes(launch.ranks),
+        kill_wait=kill_wait() if launch.allocated and options.watch else None,
+        signals=signals,
+        start_timeout=options.start_timeout or MPI_WITHIN,
     )
-    status = guard.run([*launch.launcher, *guard.command(arguments)], environ)
-    return status, not guard.never_started
+    status = job.run([*launch.launcher, *job.reports.command(program.reporting())], environ)
+    return status, not job.never_started
 
 
-def make_watch(launch: Launch, environ: Mapping[str, str], **how: Any) -> JobWatch:
-    """Return the watch of a launch; `how` are further parameters of :class:`JobWatch`."""
-    return JobWatch(
-        launch.ranks,
-        kill_wait=kill_wait() if launch.allocated else None,
-        local=not launch.allocated and not may_be_elsewhere(environ),
-        **how,
-    )
+def monitors(
+    launch: Launch, environ: Mapping[str, str], label: bool = False, logs: str | None = None
+) -> Connections:
+    """Return the connections to the monitors of a launch's ranks."""
+    local = not launch.allocated and not may_be_elsewhere(environ)
+    return Connections(launch.ranks, local, label, logs)
 
 
 def may_be_elsewhere(environ: Mapping[str, str]) -> bool:

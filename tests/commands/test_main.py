@@ -274,7 +274,7 @@ def test_run_knows_scripts_modules_and_programs(given, started):
 @pytest.mark.parametrize("quiet", [[], ["-q"], ["--quiet"]])
 def test_run_prints_what_it_starts(monkeypatch, quiet, capfd):
     """The command, without the variables, which --dry-run prints; nothing with --quiet."""
-    monkeypatch.setattr("mpidist.launcher.job.start_twice", lambda *_: 0)
+    monkeypatch.setattr("mpidist.launcher.job.start", lambda *_: (0, True))
     with pytest.raises(SystemExit) as ended:
         main(["run", *quiet, "-n", "2", "-c", "pass"])
     assert ended.value.code == 0

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpidist.launcher import plain
+from mpidist.launcher import supervisor
 from mpidist.launcher.boxes import Boxes
-from mpidist.launcher.plain import PlainJob
-from mpidist.launcher.watch import JobWatch
+from mpidist.launcher.notes import Notes
 from tests.support.jobs import each_mpi
+from tests.support.launcher_kits import KINDS, supervised
 from tests.support.processes import environment, run
 
 DASHES, DOUBLE = "-" * 74 + "\n", "=" * 83 + "\n"
@@ -123,13 +123,12 @@ def test_the_last_byte_of_prterun(capfd):
     assert copied([b"a\0"], True, capfd) == b"a\0"
 
 
-@pytest.mark.parametrize("kind", [JobWatch, PlainJob])
+@pytest.mark.parametrize("kind", KINDS)
 def test_output_comes_at_once(kind):
     """What has no line's end too, and what may begin a frame after a moment."""
     program = (
-        "import os, sys\nfrom mpidist.launcher.watch import JobWatch\n"
-        "from mpidist.launcher.plain import PlainJob\n"
-        f"sys.exit({kind.__name__}(0).run(['cat'], os.environ))"
+        "import os, sys\nfrom tests.support.launcher_kits import Connections, Notes, supervised\n"
+        f"sys.exit(supervised(0, {kind.__name__}).run(['cat'], os.environ))"
     )
     words = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -147,8 +146,8 @@ def test_output_comes_at_once(kind):
 def test_a_reader_that_waits_loses_nothing():
     """It reads a second after the launcher has ended, and more than a pipe holds is under way."""
     program = (
-        "import os\nfrom mpidist.launcher.plain import PlainJob\n"
-        "PlainJob(0).run(['head', '-c', '190000', '/dev/zero'], os.environ)"
+        "import os\nfrom tests.support.launcher_kits import Notes, supervised\n"
+        "supervised(0, Notes).run(['head', '-c', '190000', '/dev/zero'], os.environ)"
     )
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as job:
@@ -158,15 +157,15 @@ def test_a_reader_that_waits_loses_nothing():
 
 def test_a_process_that_the_launcher_left_is_not_waited_for():
     begun = time.monotonic()
-    assert PlainJob(0).run(["sh", "-c", "sleep 300 & true"], environment()) == 0
+    assert supervised(0, Notes).run(["sh", "-c", "sleep 300 & true"], environment()) == 0
     assert time.monotonic() - begun < 150
 
 
 def test_a_box_is_shown_if_the_job_goes_on(monkeypatch, capfd, tmp_path):
     """The launcher ends when the box has been shown."""
-    monkeypatch.setattr(plain, "SHOWN_WITHIN", 0.1)
+    monkeypatch.setattr(supervisor, "SHOWN_WITHIN", 0.1)
     shown, ended = tmp_path / "shown", []
-    job = PlainJob(0)
+    job = supervised(0, Notes)
     show = job._boxes.show
 
     def watched(*older):
@@ -237,8 +236,8 @@ def test_another_program_is_told_of_by_the_launcher():
         [
             sys.executable,
             "-c",
-            "import os, sys\nfrom mpidist.launcher.plain import PlainJob\n"
-            "sys.exit(PlainJob(1).run(sys.argv[1:], os.environ))",
+            "import os, sys\nfrom tests.support.launcher_kits import Notes, supervised\n"
+            "sys.exit(supervised(1, Notes).run(sys.argv[1:], os.environ))",
             "sh",
             "-c",
             'printf "%s" "$1" >&2; exit 3',

@@ -8,8 +8,27 @@ import sys
 import pytest
 
 from mpidist.communicator import launch
-from mpidist.errors import LaunchError
+from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.launcher import command_line, mpi
+from mpidist.launcher.mpi import read_knobs
+from mpidist.launcher.program import Program
+
+
+def test_read_knobs(tmp_path, monkeypatch):
+    (tmp_path / "env.mpich").write_text("# why\nA=1  # a reason\nB=^x,y # another\n\n")
+    assert read_knobs(str(tmp_path), "MPICH") == {"A": "1", "B": "^x,y"}
+    with pytest.raises(InvalidArgument, match="env.openmpi"):
+        read_knobs(str(tmp_path), "Open MPI")
+    monkeypatch.chdir(tmp_path)  # a script of slurm/ that was submitted elsewhere
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(InvalidArgument, match=r"there is no slurm/env in .*: call it where this"):
+        read_knobs("slurm/env", "MPICH")
+    with pytest.raises(InvalidArgument, match=r"no such script in .*folder where sbatch was"):
+        Program.find(("slurm/train.py",))
+    (tmp_path / "env.mpich").write_text("export A\n")
+    with pytest.raises(InvalidArgument, match="line 1: 'export A'"):
+        read_knobs(str(tmp_path), "MPICH")
+
 
 FOUR, FIVE = "(OpenRTE) 4.1.4", "(Open MPI) 5.0.11"
 HYDRA = "HYDRA build details:"

@@ -1,0 +1,69 @@
+"""Reports without monitors: notes of Python ranks on this host, and their ends by the kernel."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import replace
+
+from ..communicator.launcher_notes import NOTES
+from ..foreign import typed
+from .rank_process import AT_ONCE, receive_note
+from .ranks import RankState, Report, Reports
+
+
+class Notes(Reports):
+    """The notes of a job's ranks: see ``communicator/launcher_notes.py``."""
+
+    complete = False
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self._known: dict[int, RankState] = {}
+        address = f"mpidist-{secrets.token_hex(8)}"
+        self.variables = {NOTES: address}
+        self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notes.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._notes.bind(f"\0{address}")
+        self._notes.setblocking(False)
+        self._selector.register(self._notes, selectors.EVENT_READ)
+
+    def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        # First the notes: a process that has ended has sent its own before.
+        for _ in range(AT_ONCE):
+            found = receive_note(self._notes)
+            if found is None:
+                break
+            with suppress(TypeError):  # not a note
+                self._take(found[0], typed(found[1], Report))
+        for key, _ in ready:
+            if key.fileobj is not self._notes:
+                self._forget(key)
+                if key.data is not None:
+                    self._new.append((key.data, None))
+
+    def _take(self, pid: int, note: Report) -> None:
+        if not 0 <= note.rank < self.ranks:
+            return
+        if note.rank not in self._known:
+            self._known[note.rank] = RankState(note.rank, note.host)
+            self.observe(pid, self._known[note.rank])
+        code = note.exit if note.failure is None else 1  # nobody reports another one
+        self._new.append((self._known[note.rank], replace(note, exit=code, status=None)))
+
+
+def explain(code: int, ended: list[RankState], known: list[RankState], failures: bool) -> None:
+    """Record a launcher's exit code as that of the first rank to end, if it has announced none.
+
+    Not if another rank has announced this code: Hydra may end the rest of the job before that rank.
+    With `failures`, exceptions are known: then only the code of a signal (128 + N) is recorded, for
+    any other code is that of the abort that follows an exception.
+    """
+    killed = 128 < code <= 128 + signal.SIGRTMAX  # Intel's launcher has 255 for every signal
+    silent = ended and ended[0].status is None
+    other = failures or any(rank.status == code for rank in known)
+    if silent and (killed or not other):
+        ended[0].status = 128 - code if killed else code

@@ -1,0 +1,123 @@
+"""What is known of a rank, and what is reported of it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar
+
+LOST = "lost"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal as text, ``9 (SIGKILL)``; real-time signals have no name."""
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"{number}"
+
+
+@dataclass
+class RankState:
+    """The last known state of a rank."""
+
+    number: int
+    host: str
+    # Exit status, negative for a signal.  None before the end, and where nobody reports it; of a
+    # lost rank it is `left`, or LOST if that is 0.
+    status: int | str | None = None
+    mpi: str = ""  # "starting" or "started"; empty before MPI_Init
+    left: int | None = None  # exit code that a Python program has announced
+    lost: bool = False  # whether its monitor has gone before it reported the exit status
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the rank ended with exit code 0."""
+        return self.status == 0
+
+    @property
+    def code(self) -> int:
+        """The exit code of a rank that has ended; 128 + N for signal N, 1 for a lost rank."""
+        if not isinstance(self.status, int):
+            return 1
+        return self.status if self.status >= 0 else 128 - self.status
+
+    def __str__(self) -> str:
+        how = f"ended with exit code {self.status}"
+        if self.status == LOST:
+            how = (
+                "is lost, and so is the process that monitored it: killed by the launcher because "
+                "another rank failed, killed by hand, or its node is down"
+            )
+        elif isinstance(self.status, int) and self.status < 0:
+            how = f"was killed by signal {signal_name(-self.status)}"
+        return f"rank {self.number} on {self.host} {how}"
+
+
+@dataclass
+class Report:
+    """One message about a rank: any of these facts."""
+
+    rank: int = -1
+    host: str = ""
+    secret: str = ""  # in the first one of a monitor
+    mpi: str | None = None  # as in RankState
+    failure: dict[str, str] | None = None  # the exception that ends it: kind, line, text
+    exit: int | None = None  # exit code that a Python program announces before its end
+    status: int | None = None  # exit status, which only a monitor knows
+
+
+class Reports:
+    """Where the reports of a job's ranks come from: the supervisor's source of events."""
+
+    complete: ClassVar[bool]  # whether the end of every rank is reported, with its exit status
+    logs: str | None = None  # folder for one file of output for each rank
+    variables: dict[str, str]  # environment variables of the launcher
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._selector = selectors.DefaultSelector()
+        self._new: list[tuple[RankState, Report | None]] = []
+
+    def command(self, program: list[str]) -> list[str]:
+        """Return the command that the launcher starts for each rank, to run `program`."""
+        return program
+
+    def listen(self, seconds: float) -> list[tuple[RankState, Report | None]]:
+        """Wait at most `seconds`; return what was reported, by rank, and None at a rank's end."""
+        self._read(self._selector.select(seconds))
+        new, self._new = self._new, []
+        return new
+
+    def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Read from what is ready, and append the reports to `_new`."""
+        raise NotImplementedError
+
+    def observe(self, pid: int, rank: RankState | None = None) -> None:
+        """Wake :meth:`listen` at the end of a process, which is that of `rank` if given.
+
+        The kernel tells it by a file descriptor (pidfd_open, where it exists).
+        """
+        with suppress(OSError, AttributeError):
+            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
+
+    def _forget(self, key: selectors.SelectorKey) -> None:
+        """Stop to listen to a process that has ended, or to a connection, and close its file."""
+        self._selector.unregister(key.fileobj)
+        if isinstance(key.fileobj, int):
+            os.close(key.fileobj)
+        else:
+            key.fileobj.close()  # type: ignore[attr-defined]
+
+    def send(self, number: int) -> bool:
+        """Send a signal to all ranks; return False if only the launcher can do that."""
+        return False
+
+    def close(self) -> None:
+        """Close all connections."""
+        for key in list(self._selector.get_map().values()):
+            self._forget(key)
+        self._selector.close()

@@ -1,0 +1,42 @@
+"""Notes that ranks send without monitors, of this user only."""
+
+import os
+
+import pytest
+
+from tests.support.launcher_kits import KINDS, monitored, python, supervised
+
+STRANGER = """
+import os, socket, sys
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for name in sys.argv[2:]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.sendto(sys.argv[1].encode(), chr(0) + name)
+"""
+FORGED = [
+    '{"status": 0}',
+    '{"rank": 0, "host": "x", "exit": 7}',
+    '{"rank": 0, "host": "x", "mpi": "starting"}',
+    '{"rank": 0, "host": "x", "failure": {"kind": "X", "line": "forged", "text": "forged"}}',
+    "[" * 20_000,
+]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, which can become another user")
+@pytest.mark.parametrize("kind", KINDS)
+def test_note_of_another_user_is_not_read(capfd, kind):
+    """Each forged note is sent to the job's socket by a process of another user."""
+    mark = "MPIDIST_RUN_NOTES"
+    program = (
+        "import os, subprocess, sys\n"
+        f"for note in {FORGED!r}:\n"
+        f"    subprocess.run([sys.executable, '-c', {STRANGER!r}, note, os.environ[{mark!r}]],"
+        " check=True)\n"
+        "print('FINISHED WELL')\n"
+    )
+    job = supervised(1, kind)
+    assert monitored(job, *python(program)) == 0
+    said = capfd.readouterr()
+    assert "FINISHED WELL" in said.out and "forged" not in said.err
+    assert all(not state.mpi and not state.left for state in job.known.values())

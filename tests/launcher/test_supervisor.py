@@ -1,0 +1,202 @@
+"""A supervised job, on this machine; a shell stands for the launcher."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mpidist.launcher import supervisor
+from mpidist.launcher.notes import Notes
+from tests.support import processes
+from tests.support.launcher_kits import (
+    KINDS,
+    RANK,
+    python,
+    rank_program,
+    supervised,
+)
+from tests.support.processes import environment, run
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "told"),
+    [
+        ("print('all well')", 0, "0: all well"),
+        ("import sys; sys.exit(3)", 3, "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_run_each_end_is_told(tmp_path, program, status, told):
+    (tmp_path / "program.py").write_text(program)
+    words = ["-m", "mpidist", "run", "-n", "2", "--label", str(tmp_path / "program.py")]
+    done = run([sys.executable, *words], 200, environment())
+    assert done.status == status and told in done.output, done.output
+
+
+def test_run_log_of_the_failed_rank_is_named(tmp_path):
+    (tmp_path / "program.py").write_text("print('why'); raise SystemExit(3)")
+    words = ["-m", "mpidist", "run", "-n", "1", "--log-dir", str(tmp_path)]
+    done = run([sys.executable, *words, str(tmp_path / "program.py")], 200, environment())
+    (line,) = (line for line in done.output.splitlines() if "ended with exit code 3" in line)
+    assert done.status == 3 and line.endswith(f"; its log: {tmp_path}/rank-00000.log")
+    assert (tmp_path / "rank-00000.log").read_text() == "why\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signal_goes_to_the_launcher(kind):
+    """Not of a terminal: the launcher has not got it, and is sent it."""
+    watch = supervised(0, kind)
+    assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 600"], environment()) == 143
+
+
+def test_launcher_stays_after_success_is_ended(monkeypatch, capfd):
+    """All ranks finished well, so this is no failure; but nobody waits for it for ever."""
+    monkeypatch.setattr(supervisor, "ENDS_WITHIN", 0.2)
+    watch = supervised(1)
+    words = watch.reports.command(["true"])
+    assert watch.run(["sh", "-c", '"$@"; exec sleep 600', "sh", *words], RANK) == 0
+    assert (
+        "all ranks ended 0.2 s ago, but the launcher still runs: ending it"
+        in capfd.readouterr().err
+    )
+
+
+def test_kill_wait_steps_fit_into_it(monkeypatch):
+    """After SIGTERM the steps to the end fit into the time that is left."""
+    deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 600 & wait; sleep 600"]
+    seconds = []
+    for _ in range(4):  # on a loaded machine, one of them is in time
+        begun = time.monotonic()
+        assert supervised(0, kill_wait=2.0).run(deaf, environment()) == 137
+        seconds.append(time.monotonic() - begun)
+        if seconds[-1] < 10:
+            break
+    assert min(seconds) < 10, seconds  # 8 s and three steps of 3 s otherwise
+
+
+INIT = """
+import sys, time
+from mpidist.communicator.launcher_notes import send_note
+if sys.argv[1] != "early":
+    send_note(mpi="starting")
+if sys.argv[1] == "through":
+    send_note(mpi="started")
+    time.sleep(0.5)
+elif sys.argv[1] == "hangs":
+    time.sleep(600)
+sys.exit(sys.argv[1] != "through")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "status", "never", "told"),
+    [
+        (1, "hangs", 1, True, "1 of 1 ranks (0) have been in MPI_Init for 0.2 s (--start-timeout)"),
+        (1, "aborts", 1, True, "rank 0 on "),
+        (1, "early", 1, False, "rank 0 on "),
+        (1, "through", 0, False, ""),
+        (2, "through", 1, False, "of 2 ranks 1 did not report"),  # it never came
+    ],
+)
+def test_mpi_init_that_fails_is_told(monkeypatch, capfd, ranks, how, status, never, told):
+    """As MPICH under SLURM's pmi2, now and then; a rank that is late is waited for."""
+    monkeypatch.setattr(supervisor, "LAST_REPORTS", 0.5)
+    watch = supervised(ranks, start_timeout=0.2 if how == "hangs" else 100.0)
+    words = watch.reports.command([sys.executable, "-c", INIT, how])
+    assert watch.run(words, RANK) == status
+    assert watch.never_started == never and told in capfd.readouterr().err
+
+
+def test_mpi_init_rank_that_ended_before_is_not_waited_for(capfd):
+    """It will not enter MPI_Init any more: the others are not waited for."""
+    watch = supervised(2, start_timeout=0.5)
+    words = watch.reports.command(python(INIT)[:1])
+    one = """export OMPI_COMM_WORLD_RANK=0; "$@" -c "$INIT" hangs &
+    OMPI_COMM_WORLD_RANK=1 "$@" -c pass; wait; exit 1"""
+    assert watch.run(["sh", "-c", one, "sh", *words], environment(INIT=INIT)) == 1
+    said = capfd.readouterr().err
+    assert "rank 1 on " in said and "ended with exit code 0 before MPI_Init" in said, said
+    assert "1 of 2 ranks (0) have been in MPI_Init" in said and not watch.never_started
+
+
+LEAVES = """
+import os, sys, time
+from mpidist.communicator.launcher_notes import send_note
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    assert send_note(exit=3)
+    time.sleep(1.0)  # for the monitor to pass it on
+    open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def test_lost_rank_with_announced_exit_code_has_it(tmp_path, capfd):
+    """As in MPICH's MPI_Abort: the launcher kills all ranks with their monitors, in any order."""
+    watch = supervised(2)
+    words = watch.reports.command([*python(LEAVES), f"{tmp_path}/left"])
+    kills = f"""export OMPI_COMM_WORLD_RANK=0; "$@" & first=$!
+    export OMPI_COMM_WORLD_RANK=1; "$@" & second=$!
+    while [ ! -e {tmp_path}/left ]; do sleep 0.05; done
+    kill -9 $first; sleep 0.5; kill -9 $second; exit 7"""
+    assert watch.run(["sh", "-c", kills, "sh", *words], environment()) == 3
+    said = capfd.readouterr().err
+    assert "rank 1 on " in said and "ended with exit code 3" in said and "lost" not in said, said
+
+
+def test_silent_rank_is_not_named_for_the_code_of_another(tmp_path, capfd):
+    """It ended first, for the launcher of MPICH ends a job before it lets go of who caused that."""
+    program = (
+        "import os, sys\nos.kill(os.getpid(), 15) if os.environ['RANK'] == '0' else sys.exit(7)"
+    )
+    words = ["env", "RANK=0", *rank_program(tmp_path, program)]
+    both = '"$@"; shift 2; RANK=1 OMPI_COMM_WORLD_RANK=1 exec "$@"'
+    assert supervised(2, Notes).run(["sh", "-c", both, "sh", *words], RANK) == 7
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"
+
+
+def test_exception_is_printed_while_the_job_goes_on(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("mpidist.launcher.failures.SETTLED", 0.1)
+    words = rank_program(tmp_path, "1 / 0")
+    # This standard error is a file; the launcher stays until the exception stands in it.
+    printed = f""""$@"; k=0
+    until grep -q ZeroDivisionError /proc/{os.getpid()}/fd/2 || [ $k = 2000 ]; do
+        k=$((k + 1)); sleep 0.05
+    done
+    echo the last >&2; exit 1"""
+    assert supervised(1, Notes).run(["sh", "-c", printed, "sh", *words], RANK) == 1
+    told = capfd.readouterr().err.splitlines()
+    assert told.index("ZeroDivisionError: division by zero") < told.index("the last")
+    assert told[-1].endswith("failed first: ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(("code", "within"), [(3, "PATIENCE"), (0, "ENDS_WITHIN")])
+def test_launcher_stays_after_all_ranks_is_ended(tmp_path, capfd, monkeypatch, code, within):
+    """All ranks are gone, and it does not end: the exit code is that of the ranks."""
+    monkeypatch.setattr(supervisor, within, 0.2)
+    words = rank_program(tmp_path, f"raise SystemExit({code})")
+    stays = ["sh", "-c", '"$@"; exec sleep 600', "sh", *words]
+    assert supervised(1, Notes).run(stays, RANK) == code
+    assert "all ranks ended 0.2 s ago, but the launcher still runs" in capfd.readouterr().err
+
+
+KILLED = """
+import os
+from tests.support.launcher_kits import Notes, supervised
+supervised(1, Notes).run(["sh", "-c", "echo $$; exec sleep 600"], os.environ)
+"""
+
+
+def test_launcher_ends_with_mpidist_run():
+    words = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as job:
+        launcher = int(job.stdout.readline())
+        os.kill(job.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while processes.stat(launcher)[:1] not in ([], ["Z"]):
+        assert time.monotonic() < until, "the launcher is still there"
+        time.sleep(0.02)
