@@ -82,8 +82,10 @@ class Staged(ScheduleExecutor):
 
     def plan(self, call: Call, choice: Choice) -> Plan:
         """Return the plan of a schedule, with as many pieces as make each fit into a slot."""
-        largest = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
-        pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, call.size, largest)[0]
+        count = choice.algorithm.block_count(call.size)
+        whole = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
+        largest = whole if call.counts else -(-whole // count)
+        pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, count, largest)[0]
         plan = self._plans.find(call, choice, pieces)
         while (
             call.nbytes > STAGING_BYTES

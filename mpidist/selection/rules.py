@@ -98,7 +98,7 @@ def _symmetric_from(start: float, crowded: float) -> tuple[Rule, ...]:
 # Private arrays through slots of shared memory: of 10 collectives of 1 to 64 MiB, on 2 ranks and on
 # 4 on 2 cores, with the same two libraries, it took 0.1 to 1 of native's time with the first
 # reading of the result (alltoall of 2 and 4 MiB on near cores 1.1), and 0.4 to 0.9 of single
-# copy's; only scatter with Open MPI took up to 1.6 times as long with more ranks than cores.
+# copy's; a scatter with Open MPI 0.7 to 1.3 with more ranks than cores.
 _STAGED = (Rule(STAGED),)
 # By single copy it took 0.2 to 1 of native's time, where there is no memory for slots.
 _STAGED_OR_SINGLE_COPY = (*_STAGED, Rule(SINGLE_COPY, 2 << 20))
@@ -216,9 +216,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "scatter": (
         *_symmetric_from(64 << 10, crowded=128 << 10),
-        Rule(STAGED, crowded=False),
-        Rule(STAGED, below=384 << 10, crowded=True, vendor=NOT_MPICH),
-        Rule(STAGED, crowded=True, vendor=MPICH),
+        *_STAGED,
         *_NATIVE,
         *_without_native(("binomial", 0, ANY)),
     ),

@@ -15,8 +15,9 @@ _BETWEEN_NODES = (128 << 10, 256 << 10)  # bytes of a segment, at least and at m
 # most 8, and longer arrays have longer ones.  Those of 256 KiB took as long as 128 and 512, and of
 # 1 MiB 1.4 to 1.8 times as long: the halves of all slots no longer fit into a cache.
 _SLOT_PIECES = ((64 << 10, 8), (256 << 10, 32), (512 << 10, 1 << 20))
-# Reductions: 256 KiB to 1 MiB took equally long, and 2 MiB 1.4 times as long (of 4 MiB).
-_REDUCED_PIECES = ((1 << 20, 1), (512 << 10, 128))
+# What a rank combines at a time: 128 to 512 KiB took equally long, and 1 MiB 1.4 times as long (an
+# allreduce of 4 MiB on 2 ranks).
+_REDUCED_PIECES = ((512 << 10, 1), (256 << 10, 128))
 
 
 @dataclass(frozen=True)
