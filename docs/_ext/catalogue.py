@@ -23,7 +23,7 @@ from mpidist.schedule.registry import describe
 from mpidist.schedule.show import svg
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import command_sections, ranges_table, row, settings_table, shared_table
+from reference import command_sections, row, settings_table, shared_table
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of 4 ranks on 2 cores; the stages sleep for 10 ms, the last one for 16, and twice that backward.
@@ -228,8 +228,6 @@ def generate(folder: Path) -> None:
     pages = {f"{name}.rst": collective_page(name) for name in COLLECTIVES}
     pages |= {"commands.inc": command_sections(), "settings.inc": settings_table()}
     pages["symmetric.inc"] = shared_table()
-    pages["staged.inc"] = ranges_table("staged")
-    pages["single_copy.inc"] = ranges_table("single_copy")
     for algorithm in (a for name in COLLECTIVES for a in shipped(name, one_sided=True)):
         pages[f"{label(algorithm)}.svg"] = picture(algorithm)
     pages["pipeline_schedules.inc"] = pipeline_sections()

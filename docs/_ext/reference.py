@@ -50,7 +50,7 @@ def settings_table() -> str:
 
 def shared_table() -> str:
     """Give, by collective, which array is to be symmetric and the bytes for which "auto" acts."""
-    from mpidist.selection.rules import RULES
+    from mpidist.selection.rules import RULES, Place
     from mpidist.shared_memory.in_place import NEEDS
 
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 24 28 24 24", ""]
@@ -58,49 +58,14 @@ def shared_table() -> str:
     for collective in RULES:
         need = f"``{NEEDS[collective]}``" if collective in NEEDS else "nothing"
         starts = [
-            _bytes(start)
+            _bytes(rule.start)
             for crowded in (False, True)
-            for start, _ in _ranges("symmetric", collective, "", crowded)
+            for rule in RULES[collective]
+            if rule.choose == "symmetric" and rule.at(Place(2, 1, crowded))
         ]
         if starts:
             lines += row(collective, need, *starts)
     return "\n".join(lines) + "\n"
-
-
-def ranges_table(executor: str) -> str:
-    """Give, by collective, the bytes for which "auto" takes an executor of private arrays."""
-    from mpidist.selection.rules import RULES
-
-    cases = [(library, crowded) for library in ("Open MPI", "MPICH") for crowded in (False, True)]
-    lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 20 20 20 20", ""]
-    heads = [library + ", ranks > cores" * crowded for library, crowded in cases]
-    lines += row("collective", *heads)
-    for collective in RULES:
-        ranges = [next(_ranges(executor, collective, *case), None) for case in cases]
-        if any(ranges):
-            shown = ("—" if found is None else _range(*found) for found in ranges)
-            lines += row(collective, *shown)
-    return "\n".join(lines) + "\n"
-
-
-def _ranges(
-    executor: str, collective: str, vendor: str, crowded: bool
-) -> Iterator[tuple[float, float]]:
-    """Yield (start, below) of each shipped rule that chooses an executor on one node."""
-    from mpidist.selection.rules import RULES, Place
-
-    place = Place(2, 1, crowded, vendor)
-    for rule in RULES[collective]:
-        if rule.choose == executor and rule.at(place):
-            yield rule.start, rule.below
-
-
-def _range(first: float, below: float) -> str:
-    if not first:
-        return f"to {_bytes(below)}"
-    return (
-        f"from {_bytes(first)}" if below == float("inf") else f"{_bytes(first)} … {_bytes(below)}"
-    )
 
 
 def _bytes(number: float) -> str:

@@ -197,9 +197,6 @@ class Backend(Protocol):
         The arrival board of the ranks of this node.
     hosts : sequence
         A key per rank; ranks with equal keys share a node.
-    vendor : str
-        Name of the MPI library without its version, for example "MPICH"; empty without MPI.  The
-        rules of ``algorithm="auto"`` depend on it.
     crowded : bool
         Whether this node has more ranks than cores.  The rules of ``algorithm="auto"`` depend on
         it.
@@ -226,7 +223,6 @@ class Backend(Protocol):
     tag_limit: int
     board: Board
     hosts: Sequence[object]
-    vendor: str = ""
     crowded: bool = False
     native: Native | None = None
     shares_memory: bool = False
@@ -331,7 +327,7 @@ class Backend(Protocol):
 
 
 DEFAULTS = (
-    *("vendor", "crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
+    *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
     *("subgroup", "irecv_short_any", "iprobe"),
 )

@@ -170,8 +170,8 @@ class MpiBackend(Backend):
         self._arriving: tuple[int, DisseminationArrival] | None = None
         self._arrivals: dict[int, DisseminationArrival] = {}
         self._begun = 0
-        self.vendor, version = MPI.get_vendor()
-        self.library = f"{self.vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
+        self._vendor, version = MPI.get_vendor()
+        self.library = f"{self._vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
 
     def _first_here(self) -> int:
         """Return the lowest rank on this node, which MPI determines; collective."""
@@ -390,7 +390,7 @@ class MpiBackend(Backend):
         (5.0.2) notices every death by a signal, but misses about one in fifty ranks that end by an
         exit code, as with MPI_Abort, and leaves the others running.
         """
-        if self.vendor == "MPICH" and _HYDRA in os.environ:
+        if self._vendor == "MPICH" and _HYDRA in os.environ:
             sys.stdout.flush()
             sys.stderr.flush()
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -71,7 +71,7 @@ class Service:
         self.executors: list[Executor] = [make(host) for make in EXECUTORS]
         native = next(e for e in self.executors if isinstance(e, NativeExecutor))
         sequencer.start_natives = native.advance
-        self.chooser = Chooser(self.executors, config, self.groups, backend.vendor, backend.crowded)
+        self.chooser = Chooser(self.executors, config, self.groups, backend.crowded)
         self.programs = Programs(sequencer)
         self.note: Callable[[Served], object] | None = None  # told how each call is served
         self.background = Background(sequencer, self.programs, self.choose, self.describe)

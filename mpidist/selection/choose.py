@@ -97,7 +97,6 @@ class Means:
     groups: Groups
     # For every executor but messages, in the order of `explain`: None if it can serve the call.
     reasons: Mapping[str, str | None]
-    vendor: str = ""  # of the MPI library, such as "Open MPI"; empty without MPI
     crowded: bool = False  # whether there are more ranks than cores
     how: Callable[[str], str] = "the executor {}".format  # how an executor works, by its name
     # Why no executor can run a schedule in shared memory for the call; None if one can.
@@ -142,11 +141,10 @@ class Chooser:
         executors: Sequence[Executor],
         config: CollectiveConfig,
         groups: Groups,
-        vendor: str,
         crowded: bool,
     ):
         self.config, self.groups = config, groups
-        self._facts = vendor, crowded
+        self._crowded = crowded
         self.relist(executors, {})
         self.estimates: Estimates | None = None
         self._chosen: dict[Hashable, Candidate] = {}
@@ -255,7 +253,7 @@ class Chooser:
             return listed.by_name[name].described()
 
         required = self._required.get((algorithm, background), "") if call.on_device else ""
-        facts = (self.groups, reasons, *self._facts)
+        facts = self.groups, reasons, self._crowded
         return Means(*facts, how, cannot_run, schedules, required)
 
 
@@ -457,7 +455,7 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     executor or algorithm can serve the call.
     """
     call, means = candidates.call, candidates.means
-    place = Place(call.size, len(means.groups), means.crowded, means.vendor, candidates.can(NATIVE))
+    place = Place(call.size, len(means.groups), means.crowded, candidates.can(NATIVE))
     nbytes = ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
     holding = (rule for rule in RULES[call.collective] if rule.holds(nbytes, place))
     rule = next((rule for rule in holding if candidates.can(rule.choose)), None)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from .names import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 
-MPICH = "MPICH"  # the vendor's name in mpi4py
-NOT_MPICH = "not MPICH"  # Open MPI, on which it was measured, and all others
 ANY = math.inf
 
 
@@ -23,7 +21,6 @@ class Place:
     size: int  # number of ranks
     nodes: int = 1
     crowded: bool = False  # whether there are more ranks than cores
-    vendor: str = ""  # the MPI library without its version; empty without MPI
     native: bool = True  # whether a collective of the MPI library can serve the call
 
 
@@ -34,7 +31,6 @@ class Rule:
     choose: str  # name of the executor or algorithm
     start: float = 0  # bytes from which the rule holds,
     below: float = ANY  # and below which
-    vendor: str | None = None  # MPICH or NOT_MPICH
     crowded: bool | None = None
     nodes: tuple[float, float] = (1, ANY)  # smallest and largest number of nodes
     ranks: float = ANY  # largest number of ranks
@@ -50,8 +46,7 @@ class Rule:
     def at(self, place: Place) -> bool:
         """Return whether the rule applies to some number of bytes there."""
         return (
-            self.vendor in (None, MPICH if place.vendor == MPICH else NOT_MPICH)
-            and self.crowded in (None, place.crowded)
+            self.crowded in (None, place.crowded)
             and self.nodes[0] <= place.nodes <= self.nodes[1]
             and place.size <= self.ranks
             and self.native in (None, place.native)

@@ -27,18 +27,6 @@ def test_conformance_over_nodes(comm):
     assert len(check_backend(lambda: [MpiBackend(comm.backend.comm, hosts)])) == 11
 
 
-@pytest.mark.one_node
-@pytest.mark.mpi(min_size=2)
-def test_rules_of_each_library(comm):
-    """What is measured on one library says little about another: here the tables differ."""
-    vendor, crowded = comm.backend.vendor, comm.backend.crowded
-    assert vendor == MPI.get_vendor()[0] and comm.backend.library.startswith(f"{vendor} ")
-    collective, nbytes = ("alltoall", 896 << 10) if crowded else ("allreduce", 1 << 20)
-    candidate = comm.explain(collective, nbytes)[0]
-    assert candidate.name == ("staged" if vendor == "MPICH" else "native")
-    assert candidate.why.startswith(f"shipped rule: {candidate.name}")
-
-
 def test_tag_limit_after_split(comm):
     """Open MPI knows the limit of tags of MPI_COMM_WORLD only."""
     part = comm.split(comm.rank % 2)

@@ -104,8 +104,8 @@ def test_backends_need_not_inherit(size):
 def test_own_members_are_kept():
     """A member that a class defines itself is not replaced by a default."""
     bare = Bare(SimulatedBackend.create_group(1)[0])
-    bare.vendor, bare.threads = "mine", True
-    assert (complete(bare).vendor, bare.threads, bare.crowded) == ("mine", True, False)
+    bare.crowded, bare.threads = True, True
+    assert (complete(bare).crowded, bare.threads, bare.native) == (True, True, None)
 
 
 @pytest.mark.parametrize("cls", [Bare, SimulatedBackend])

@@ -33,7 +33,7 @@ def means_of(groups=ONE_NODE, crowded=False, **reasons):
         runs = {"staged": "slots", "single_copy": "published"}.get(name)
         return [find("allreduce", runs)] if runs else ()
 
-    return Means(groups, private | reasons, "Open MPI", crowded, schedules=schedules)
+    return Means(groups, private | reasons, crowded, schedules=schedules)
 
 
 def chosen(call, estimates, means=None, config=None, algorithm="auto"):
