@@ -58,6 +58,7 @@ def test_long_calls_are_tried_less_often():
 
 def test_a_way_far_behind_gets_no_further_turns():
     assert trial.near({"one": 1.0, "two": 1.9, "three": 2.1}) == ["one", "two"]
+    assert trial.near({"one": 1e-5, "two": 2e-4, "three": 3e-4}) == ["one", "two"]
     for times in ({"one": 1.0, "two": 2.1}, {"one": 1.0}, {}):
         assert trial.near(times) == []
 
