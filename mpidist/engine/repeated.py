@@ -77,13 +77,14 @@ def served_by(call: Call, executor: Executor, chosen: Candidate) -> Served:
     return Served(executor.name, algorithm, call.nbytes, call.dtype, op)
 
 
-def with_own_arrays(call: Call) -> Call:
+def with_own_arrays(call: Call, empty: Callable[..., np.ndarray] = np.empty) -> Call:
     """Return a copy of a call with new, uninitialised arrays in place of those that it has.
 
-    A broadcast gets one array, its result, which on the root is its input too.
+    A broadcast gets one array, its result, which on the root is its input too.  ``empty(size,
+    dtype)`` makes an array.
     """
-    out = None if call.out is None else np.empty(call.out.size, call.dtype)
-    x = None if call.x is None else np.empty(call.x.size, call.dtype)
+    out = None if call.out is None else empty(call.out.size, call.dtype)
+    x = None if call.x is None else empty(call.x.size, call.dtype)
     if call.collective == "broadcast":
         x = out if call.rank == call.root else None
     return replace(call, x=x, out=out, in_place=call.collective == "broadcast")

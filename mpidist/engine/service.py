@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from ..backends.executor import ONCE, Executor, Use
 from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..errors import Unsupported
-from ..selection.choose import Candidate, Chooser
+from ..selection.choose import Candidate, Chooser, memory_of
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
+from ..selection.names import SYMMETRIC
 from ..selection.segmentation import Segmentation
 from ..shared_memory import compiled
 from ..shared_memory.heap import Heap
@@ -162,7 +164,8 @@ class Service:
         """Measure several ways to serve a call, on arrays of its kind; collective."""
         own, sequencer, estimates = shortened(call), self.sequencer, self.chooser.estimates
         assert estimates is not None
-        own, ways = with_own_arrays(own), {}
+        memory, ways = memory_of(names), {}
+        own = self._symmetric(own) if memory == SYMMETRIC else with_own_arrays(own)
         for name in names:
             try:
                 executor, chosen = self.choose(call, name)
@@ -175,7 +178,17 @@ class Service:
         if again:
             further = self._times_of(own, again, rows_of(own.nbytes))
             times |= {name: min(times[name], seconds) for name, seconds in further.items()}
-        estimates.learn_trial(call, times)
+        estimates.learn_trial(call, memory, times)
+
+    def _symmetric(self, call: Call) -> Call:
+        """Return a copy of a call with arrays in symmetric memory; collective."""
+        heap = self.heap
+        assert heap is not None
+        # As long on every rank, whatever a rank has of them: an allocation has one shape.
+        shape, purpose = (call.count,), f"{call.signature}, tried out"
+        allocate = partial(heap.empty, shape, call.dtype)
+        whole = [self.sequencer.set_up(purpose, allocate) for _ in range(2)]
+        return with_own_arrays(call, lambda size, _: whole.pop()[:size])
 
     def _times_of(
         self, own: Call, ways: Mapping[str, Bound], rows: Sequence[int]

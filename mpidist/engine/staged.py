@@ -124,7 +124,8 @@ class Staged(ScheduleExecutor):
     def _choice(self, call: Call) -> Choice:
         """Return the schedule by which a call is served that names none."""
         collective = call.collective
-        short = collective in self._one_shot and one_shot(call)
+        fits = call.nbytes <= STAGING_BYTES  # in one shot there are no pieces
+        short = fits and collective in self._one_shot and one_shot(call)
         return (self._one_shot if short else self._shipped)[collective]
 
     def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:

@@ -12,10 +12,19 @@ from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
-from .names import MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
+from .estimates import (
+    MODEL,
+    SYMMETRIC_TRIED_FROM,
+    TABLE,
+    TRIED,
+    TRIED_FROM,
+    TRIED_TO,
+    Estimates,
+    Rival,
+)
+from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
-from .tuning import AUTO, MEMORIES, PRIVATE, kind_for
+from .tuning import AUTO, MEMORIES, kind_for
 
 
 @dataclass(frozen=True)
@@ -336,8 +345,8 @@ class Candidates:
                 return candidate
             sizes = f"{format_size(least)} to {format_size(most)}"
             return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
-        seconds = estimates.tried(call).get(candidate.name)
-        if seconds is not None and memory == PRIVATE and call.nbytes <= TRIED_TO:
+        seconds = estimates.tried(call, memory).get(candidate.name)
+        if seconds is not None and call.nbytes <= TRIED_TO:
             return replace(candidate, seconds=seconds, basis=TRIED)
         choice = candidate.choice
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
@@ -461,7 +470,7 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     rule = next((rule for rule in holding if candidates.can(rule.choose)), None)
     ways = () if estimates is None or rule is None else _ways(candidates, estimates, rule, place)
     if estimates is not None and rule is not None and len(ways) > 1:
-        times = estimates.tried(call)
+        times = estimates.tried(call, memory_of(ways))
         untried = tuple([name for name in ways if name not in times])
         if untried:
             named = candidates.taken(rule.choose, f"shipped rule: {rule}")
@@ -482,8 +491,11 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
 
     On one node with a core for each rank, where the MPI library is a rival, of private arrays of
     which the rules were measured elsewhere: what stands for a call of some bytes on one machine is
-    half as fast as another on the next.  In symmetric memory nothing else comes near; where the
-    rules name something else even there, its arrays are tried as private ones, alike on all ranks.
+    half as fast as another on the next.
+
+    In symmetric memory only slots come near, in far cores: there what others have read takes long
+    to be written again, and others read the slots instead.  The bits are the same.  Where the rules
+    name something else even there, its arrays are tried as private ones, alike on all ranks.
     """
     call = candidates.call
     if (
@@ -494,9 +506,11 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
         or not place.native
         or call.uneven_alltoall
         or (call.op is not None and not call.op.builtin)
-        or rule.choose == SYMMETRIC
     ):
         return ()
+    if rule.choose == SYMMETRIC:
+        tried = candidates.nbytes >= SYMMETRIC_TRIED_FROM and candidates.can(STAGED)
+        return (SYMMETRIC, STAGED) if tried else ()
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
     ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.
@@ -504,6 +518,11 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     if known and SINGLE_COPY not in ways and candidates.can(PUBLISHED):
         ways.append(PUBLISHED)
     return ways
+
+
+def memory_of(ways: Iterable[str]) -> str:
+    """Return the memory in which ways are tried out, one of MEMORIES."""
+    return MEMORIES[SYMMETRIC in ways]
 
 
 def _predicted(

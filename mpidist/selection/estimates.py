@@ -109,6 +109,8 @@ class Calibration:
 TRIED = "measured, in this job"
 TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
 """Bytes from which calls are tried out, and to which: longer ones are like the longest."""
+SYMMETRIC_TRIED_FROM = 512 << 10
+"""Bytes from which calls of symmetric arrays are tried out too: shorter ones gain nothing."""
 TRIED_AHEAD = 0.95  # as AHEAD, of measured times
 
 AHEAD = 0.9
@@ -129,10 +131,10 @@ class Rival:
     meets: Choice | None = None  # the barrier in which the ranks meet before it, if they do
 
 
-def _alike(call: Call) -> Hashable:
-    """Return the key of calls that are tried out once."""
+def _alike(call: Call, memory: str) -> Hashable:
+    """Return the key of calls that are tried out once; their arrays are in one of MEMORIES."""
     nearest = min(1 << round(math.log2(max(call.nbytes, 1))), TRIED_TO)
-    return call.collective, kind_for(call), call.even, nearest
+    return call.collective, kind_for(call), call.even, nearest, memory
 
 
 @lru_cache(maxsize=64)
@@ -183,16 +185,16 @@ class Estimates:
 
     # -- what was tried out ---------------------------------------------------------------------
 
-    def tried(self, call: Call) -> dict[str, float]:
+    def tried(self, call: Call, memory: str) -> dict[str, float]:
         """Return the measured seconds of each way to serve calls like this one, if known."""
-        return self._trials.get(_alike(call), {})
+        return self._trials.get(_alike(call, memory), {})
 
-    def learn_trial(self, call: Call, times: dict[str, float]) -> None:
+    def learn_trial(self, call: Call, memory: str, times: dict[str, float]) -> None:
         """Keep the measured seconds of further ways to serve calls like this one.
 
         What is known stays, so that no choice made by it changes.
         """
-        self._trials[_alike(call)] = times | self.tried(call)
+        self._trials[_alike(call, memory)] = times | self.tried(call, memory)
 
     @property
     def uncalibrated(self) -> bool:

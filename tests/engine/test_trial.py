@@ -105,7 +105,9 @@ def test_the_first_call_of_a_size_tries_what_can_serve_it():
     first = chosen(call_of(64 << 10), estimates)
     assert (first.name, first.untried) == ("staged", WAYS)
     assert first.why.startswith("shipped rule")
-    estimates.learn_trial(call_of(64 << 10), {"staged": 3e-6, "native": 2e-6, "single_copy": 4e-6})
+    estimates.learn_trial(
+        call_of(64 << 10), "private", {"staged": 3e-6, "native": 2e-6, "single_copy": 4e-6}
+    )
     second = chosen(call_of(64 << 10), estimates)
     assert (second.name, second.untried) == ("native", ())
     assert second.why == (
@@ -117,7 +119,7 @@ def test_what_the_rules_name_stands_unless_another_is_clearly_faster():
     for native, name in ((2.9e-6, "staged"), (2.8e-6, "native")):
         estimates = estimates_of()
         times = {"staged": 3e-6, "native": native, "single_copy": 9e-6}
-        estimates.learn_trial(call_of(64 << 10), times)
+        estimates.learn_trial(call_of(64 << 10), "private", times)
         found = chosen(call_of(64 << 10), estimates)
         assert found.name == name
         kept = "the rules name staged, and nothing is clearly faster"
@@ -127,10 +129,10 @@ def test_what_the_rules_name_stands_unless_another_is_clearly_faster():
 def test_sizes_share_a_trial_with_the_nearest_power_of_two():
     estimates = estimates_of()
     times = dict.fromkeys(WAYS, 1e-6)
-    estimates.learn_trial(call_of(64 << 10), times)
+    estimates.learn_trial(call_of(64 << 10), "private", times)
     assert not chosen(call_of(80 << 10), estimates).untried
     assert chosen(call_of(100 << 10), estimates).untried
-    estimates.learn_trial(call_of(4 << 20), times)
+    estimates.learn_trial(call_of(4 << 20), "private", times)
     longer = chosen(call_of(1 << 30), estimates)
     assert not longer.untried and longer.why.startswith("measured, in this job, of 4M: ")
     floats = np.broadcast_to(np.zeros(1, "float32"), (16 << 10,))
@@ -142,17 +144,19 @@ def test_a_way_that_could_not_serve_the_first_call_is_tried_later():
     """A call of more than a slot, and one of less, are nearest to the same power of two."""
     estimates, long = estimates_of(), means_of(staged="too long")
     assert chosen(call_of(5 << 19), estimates, long).untried == ("single_copy", "native")
-    estimates.learn_trial(call_of(5 << 19), {"single_copy": 4e-6, "native": 3e-6})
+    estimates.learn_trial(call_of(5 << 19), "private", {"single_copy": 4e-6, "native": 3e-6})
     assert chosen(call_of(5 << 19), estimates, long).name == "native"
     assert chosen(call_of(3 << 19), estimates).untried == ("staged",)
-    estimates.learn_trial(call_of(3 << 19), {"staged": 2e-6, "native": 9e-6})
+    estimates.learn_trial(call_of(3 << 19), "private", {"staged": 2e-6, "native": 9e-6})
     assert chosen(call_of(3 << 19), estimates).name == "staged"
     assert chosen(call_of(5 << 19), estimates, long).name == "native"
 
 
 def test_a_way_that_cannot_serve_is_not_taken():
     estimates = estimates_of()
-    estimates.learn_trial(call_of(2 << 20), {"staged": 1e-6, "native": 3e-6, "single_copy": 2e-6})
+    estimates.learn_trial(
+        call_of(2 << 20), "private", {"staged": 1e-6, "native": 3e-6, "single_copy": 2e-6}
+    )
     found = chosen(call_of((2 << 20) + 8), estimates, means_of(staged="too long"))
     assert found.name == "single_copy"
 
@@ -215,7 +219,7 @@ def test_a_table_may_leave_a_call_open():
     assert found.untried == WAYS
     assert found.why.endswith("; the tuning table t.json leaves it open")
     times = {"staged": 3e-6, "native": 2e-6, "single_copy": 4e-6}
-    estimates.learn_trial(call_of(64 << 10), times)
+    estimates.learn_trial(call_of(64 << 10), "private", times)
     found = chosen(call_of(64 << 10), estimates)
     assert (found.name, found.tried) == ("native", True)
     assert chosen(call_of(512), estimates).why == "tuning table t.json: native below 8 KiB"

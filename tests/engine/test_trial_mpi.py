@@ -86,6 +86,30 @@ def test_short_gathers_of_symmetric_arrays_try_private_ones(comm, made, own):
         assert comm.rank or (out == np.repeat(range(comm.size), each)).all()
 
 
+@pytest.mark.parametrize("collective", CALLS)
+def test_long_calls_of_symmetric_arrays_try_slots(comm, made, collective):
+    """The choice changes no bits; what the trial allocates is gone afterwards."""
+    tried, count = made(), (1 << 20) // 8 // comm.size * comm.size
+    each = collective in ("allgather", "gather")
+    x, out = (tried.empty(n) for n in (count // comm.size if each else count, count))
+    if collective == "reduce_scatter":
+        out = out[: count // comm.size]
+    rooted = {"root": 1} if collective in ("reduce", "broadcast", "gather") else {}
+    before, found = len(tried._service.heap._allocations), []
+    for algorithm in ("auto", "auto", "symmetric", "staged"):
+        x[:] = np.random.default_rng(comm.rank).random(x.size)
+        if collective == "broadcast":
+            tried.broadcast(x, algorithm=algorithm, **rooted)
+            found.append(x.copy())
+        else:
+            getattr(tried, collective)(x, out=out, algorithm=algorithm, **rooted)
+            found.append(out.copy() if comm.rank == 1 or not rooted else x.copy())
+    assert all((one == found[0]).all() for one in found)
+    (times,) = tried._service.chooser.estimates._trials.values()
+    assert times.keys() == {"symmetric", "staged"}
+    assert len(tried._service.heap._allocations) == before
+
+
 def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
     tried, seen = made(), []
     real = service.times_of
