@@ -35,28 +35,7 @@ class Executor:
     A call is served by the executor that it names, or by that of the first rule of "auto" whose
     :meth:`why_not` returns None.  Subclasses define :meth:`why_not` and :meth:`bind`; the other
     members have defaults.  All ranks must choose the same executor for a call, so :meth:`why_not`
-    must agree on them.
-
-    Attributes
-    ----------
-    name : str
-        The name by which a call's ``algorithm=`` selects the executor.
-    summary : str
-        How the executor works, for the table of ``comm.explain``.
-    ready : bool
-        Whether :meth:`make_ready` has been called, or is not needed.
-    memory : str or None
-        Name of the memory, one of :data:`~mpidist.schedule.memories.MEMORIES` or :data:`MESSAGES`,
-        in which the executor runs the schedules that calls name; None if it runs none.
-    on_device : bool
-        Whether it serves calls with arrays on a GPU, instead of those on the host.
-    turns : int
-        Number of programs of a repeated call.  They take turns: operation number n runs program
-        ``n % turns``, so that consecutive runs use different shared memory.
-
-    Examples
-    --------
-    An executor that serves every call on one rank, by copying::
+    must agree on them.  An executor that serves every call on one rank, by copying::
 
         class Alone(Executor):
             name, summary = "alone", "copies the input"
@@ -68,11 +47,15 @@ class Executor:
                 return Program([Round((), None, (store(call.out, call.x),))])
     """
 
-    name: str
-    summary: str
-    ready: bool = True
+    name: str  # by which a call's ``algorithm=`` selects it
+    summary: str  # how it works, for the table of ``comm.explain``
+    ready: bool = True  # make_ready() has been called, or is not needed
+    # The memory in which it runs the schedules that calls name: of schedule.memories.MEMORIES, or
+    # MESSAGES; None if it runs none.
     memory: str | None = None
-    on_device: bool = False
+    on_device: bool = False  # serves calls with arrays on a GPU, instead of those on the host
+    # Programs of a repeated call: operation number n runs program n % turns, so that consecutive
+    # runs use different shared memory.
     turns: int = 1
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:

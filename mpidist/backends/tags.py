@@ -45,31 +45,15 @@ _REACH = 2**30  # messages and set-up have no tags above it
 
 @dataclass(frozen=True)
 class Tags:
-    """The ranges of the tags of one communicator.
+    """The ranges of the tags of one communicator."""
 
-    Attributes
-    ----------
-    space : int
-        Number of tags of an operation, those of one bank.
-    banks : int
-        The most background operations with tags of their own: their banks are 1 … `banks`.
-    width : int
-        Number of tags of each kind of message; the user's are 0 … `width` - 1.
-    first : Mapping of str to int
-        First tag of each kind of message: array, object, posted and group for a user's tag 0, and
-        elements, for those of long messages, which follow a header.
-    exchange, roll_call, last : int
-        Tags of the set-up exchange, of the questions to ranks of other nodes, and of the last
-        messages on a communicator that is freed.
-    """
-
-    space: int
-    banks: int
-    width: int
-    first: Mapping[str, int]
-    exchange: int
-    roll_call: int
-    last: int
+    space: int  # tags of an operation, those of one bank
+    banks: int  # the most background operations with tags of their own: banks 1 … `banks`
+    width: int  # tags of each kind of message; the user's are 0 … `width` - 1
+    first: Mapping[str, int]  # by kind of message, for the user's tag 0
+    exchange: int  # of set-up
+    roll_call: int  # of the questions to ranks of other nodes; those of `arrival` follow
+    last: int  # of the last messages on a communicator that is freed
 
     def elements(self, follows: int) -> int:
         """Return the tag of the elements whose header has the number `follows`, 1 … `width`."""
@@ -84,8 +68,6 @@ class Tags:
 def tags_of(limit: int) -> Tags:
     """Return the ranges of the tags of a backend whose ``tag_limit`` is `limit`.
 
-    Examples
-    --------
     >>> tags = tags_of(2**31 - 1)
     >>> tags.space, tags.banks, tags.width
     (65536, 64, 1048576)

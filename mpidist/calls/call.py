@@ -16,28 +16,15 @@ from ..schedule.contract import COLLECTIVES
 
 @dataclass(slots=True)
 class Prepared:
-    """A call, and the result to return when it has been served.
-
-    Attributes
-    ----------
-    result : ndarray, DeviceArray or None
-        Array to return.
-    staging : ndarray or None
-        Flat array that the call fills where it cannot fill `result`; copied to it at the end.
-    scalar : bool
-        Whether to return a numpy scalar, as numpy does for 0-d results without `out`.
-    shown : object, optional
-        Object on the memory of `result` to return in its place: the user's `out`, or a tensor.
-    fresh : bool
-        Whether the memory of the result was made for this call: no later call writes there.
-    """
+    """A call, and the result to return when it has been served."""
 
     call: Call
-    result: Any
+    result: Any  # numpy array, DeviceArray, or None
+    # A flat array that the call fills where it cannot fill `result`, to which it is copied at last.
     staging: np.ndarray | None = None
-    scalar: bool = False
-    shown: Any = None
-    fresh: bool = False
+    scalar: bool = False  # return a numpy scalar, as numpy does for 0-d results without `out`
+    shown: Any = None  # to return in place of `result`, on its memory: the user's `out`, a tensor
+    fresh: bool = False  # the result's memory was made for this call: no later call writes there
 
     def gives(self, x: Any, out: Any) -> bool:
         """Return whether :meth:`give` copies nothing, and returns `x`, `out` or None."""
@@ -87,59 +74,28 @@ class Caller:
 class Call:
     """A collective call with its arrays; :func:`dataclasses.replace` copies it with other arrays.
 
-    Attributes
-    ----------
-    collective : str
-        Name of the collective.
-    rank, size, root : int
-        Rank and size in the communicator; `root` is 0 where the collective has none.
-    dtype : numpy.dtype
-        Dtype of the elements.
-    x, out : ndarray, DeviceArray or None
-        Flat contiguous input and result, both on the host or both on a GPU; None where this rank
-        has no input, or no result.
-    op : Op or None
-        Operation of a collective that reduces.
-    counts : tuple of int
-        Elements of each rank's part; for alltoall, of each part that this rank sends.
-    out_counts : tuple of int
-        For alltoall, elements of each part that this rank receives; else equal to `counts`.
-    in_place : bool
-        Whether `x` and `out` are the same memory, or one is this rank's part of the other.
-    even : bool
-        Whether all counts are equal.
-    agreed : str
-        Further text that must be equal on all ranks: a shape, a table of counts.
-    total : int
-        For uneven alltoall, elements that all ranks send together, which every rank knows.
-    count : int
-        Elements of the whole buffer, the same on every rank (but for uneven alltoall).
-    nbytes : int
-        Bytes of the whole buffer, as in nccl-tests.
-    on_device : bool
-        Whether the arrays are on a GPU.
-    uneven_alltoall : bool
-        Whether the ranks send different amounts, each of which is known to two ranks only.
+    `x` and `out` are flat and contiguous numpy arrays, or both DeviceArrays; None where this rank
+    has no input, or no result.
     """
 
     collective: str
     rank: int
     size: int
-    root: int
+    root: int  # 0 where the collective has none
     dtype: np.dtype
     x: Any
     out: Any
     op: Op | None = None
-    counts: tuple[int, ...] = ()
-    out_counts: tuple[int, ...] = ()
-    in_place: bool = False
-    even: bool = True
-    agreed: str = ""
-    total: int = 0
-    count: int = field(init=False)
-    nbytes: int = field(init=False)
-    on_device: bool = field(init=False)
-    uneven_alltoall: bool = field(init=False)
+    counts: tuple[int, ...] = ()  # elements of each rank's part; of alltoall, of each part sent
+    out_counts: tuple[int, ...] = ()  # of alltoall, of each part received; else `counts`
+    in_place: bool = False  # x and out are the same memory, or one is a part of the other
+    even: bool = True  # all counts are equal
+    agreed: str = ""  # further text that must be equal on all ranks: a shape, a table of counts
+    total: int = 0  # of uneven alltoall: elements that all ranks send, which every rank knows
+    count: int = field(init=False)  # elements of the whole buffer, alike on all but uneven alltoall
+    nbytes: int = field(init=False)  # of the whole buffer, as in nccl-tests
+    on_device: bool = field(init=False)  # the arrays are on a GPU
+    uneven_alltoall: bool = field(init=False)  # two ranks only know how much goes between them
 
     def __post_init__(self) -> None:
         data = self.out if self.x is None else self.x

@@ -28,7 +28,8 @@ from .arrays import (
 )
 from .call import Call, Caller, Prepared
 
-Told = tuple[tuple[int, ...], np.dtype, str]  # shape, dtype, and "array", "tensor" or "device"
+# Of the root's x, in a scatter without `out`: shape, dtype, and "array", "tensor" or "device".
+Told = tuple[tuple[int, ...], np.dtype, str]
 
 
 class _Role(NamedTuple):
@@ -67,14 +68,8 @@ def prepare(
 ) -> Prepared:
     """Check the arguments of a collective, those of the communicator's method; return its call.
 
-    Parameters
-    ----------
-    counts, receives : sequence of int, optional
-        The rows of each rank's part; for alltoall, those sent to each rank, and those received.
-    total : int
-        For alltoall with `counts`, the rows that all ranks send together.
-    told : tuple, optional
-        For scatter without `out`, the shape, dtype and kind of memory of the root's `x`.
+    `counts` are the rows of each rank's part; for alltoall those sent to each rank, `receives` are
+    those received, `total` those that all ranks send.  `told` is for scatter without `out`.
     """
     rank, size, contract = place.rank, place.size, COLLECTIVES[collective]
     if contract.idempotent:  # a barrier has no data

@@ -58,15 +58,7 @@ def max_tag(comm: Communicator) -> int:
 
 
 def is_symmetric(comm: Communicator, address: int) -> bool:
-    """Return whether an address is in memory of ``comm.empty``.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The communicator of the memory.
-    address : int
-        Address in this process.
-    """
+    """Return whether an address of this process is in memory of ``comm.empty``."""
     heap = comm._service.heap
     return heap is not None and heap.holds(address)
 
@@ -109,16 +101,7 @@ def round_trip(comm: Communicator) -> float | None:
 def try_out(comm: Communicator, collective: str, nbytes: int, op: str = "sum") -> None:
     """Try out what can serve a call, as the first one of its size does; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that try, and whose "auto" and ``explain`` use the times.
-    collective : str
-        Name of the collective, of private arrays of float32.
-    nbytes : int
-        Bytes of the whole buffer.
-    op : str
-        Operation, where it reduces.
+    The call has private arrays of float32, `nbytes` in all; "auto" and ``explain`` use the times.
     """
     with comm._door:
         comm._service.choose(example_call(comm._place, collective, nbytes, find_op(op)), "auto")

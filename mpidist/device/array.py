@@ -24,26 +24,15 @@ class DeviceArray:
     """Reference to a C-contiguous array in device memory; the elements are never read here.
 
     It has the part of numpy's interface that preparing a call needs.
-
-    Attributes
-    ----------
-    pointer : int
-        Address of the first element; meaningless for an empty array.
-    stream : int
-        The stream on which the contents were written, and on which later work may follow.
-    owner : object
-        The user's array, which keeps the memory alive.
-    make : callable
-        ``make(shape, dtype)`` returns a new array of the same library on the same device.
     """
 
-    pointer: int
+    pointer: int  # of the first element; meaningless for an empty array
     shape: tuple[int, ...]
     dtype: np.dtype
-    stream: int
+    stream: int  # on which the contents were written, and on which later work may follow
     device: Device
-    owner: Any
-    make: Callable[[tuple[int, ...], np.dtype], Any]
+    owner: Any  # the user's array, which keeps the memory alive
+    make: Callable[[tuple[int, ...], np.dtype], Any]  # a new array of its library and device
     readonly: bool = False
 
     @property

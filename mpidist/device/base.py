@@ -47,24 +47,14 @@ class Device(Protocol):
 
     Streams are numbers, as in the CUDA Array Interface, where 1 is CUDA's default stream.  Methods
     that queue work on a stream return at once; the work runs in the order in which it was queued.
-
-    Attributes
-    ----------
-    name : str
-        Name of the kind of device, such as "cuda".
-    emulated : bool
-        Whether addresses are those of host memory, which any MPI library takes, and queued work
-        runs in the thread that waits for it.
-    nccl : bool
-        Whether NCCL can use the device.
-    number : int
-        Number of the device among those that this process may use.
     """
 
-    name: str
+    name: str  # of the kind of device, such as "cuda"
+    # Addresses are those of host memory, which any MPI library takes, and queued work runs in the
+    # thread that waits for it.
     emulated: bool
-    nccl: bool
-    number: int
+    nccl: bool  # NCCL can use the device
+    number: int  # among those that this process may use
 
     def describe(self) -> str:
         """Return the device's name, with its number if there can be several, for messages."""

@@ -380,16 +380,8 @@ class LineTrips:
         rank 1    MEET: c += 1, wait for a; MEET: b += 1      only rank 1 reads c
 
     A batch begins with one trip, for which rank 1 may be late, and one that says whether to go on;
-    those that follow are timed.
-
-    Parameters
-    ----------
-    backend : Backend
-        Backend of the communicator.
-    heap : Heap
-        Symmetric memory of the node.
-    deadline : callable
-        Returns the deadline (``time.monotonic``) of a wait that begins now.
+    those that follow are timed.  ``deadline()`` returns the deadline (``time.monotonic``) of a wait
+    that begins now.
     """
 
     def __init__(self, backend: Backend, heap: Heap, deadline: Callable[[], float | None]):

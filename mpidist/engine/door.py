@@ -59,26 +59,18 @@ class Door:
     others by ``with door:``, or, for a pending operation, by :meth:`enter_pending`.  If the token
     is gone, ``take()`` raises IndexError: then call :meth:`take_or_refuse`.  ``put(token)`` leaves
     a door that is not `broken`.
-
-    Attributes
-    ----------
-    broken : str or None
-        Why nobody may enter any more.
-    forked : bool
-        Whether this process was forked from the one that the communicator belongs to.
-    patience : float or None
-        Seconds for which a caller waits, while another thread is inside, before it is refused; None
-        waits for ever.
     """
 
     # To take the one element of a list is atomic: of two threads one gets it.
 
     def __init__(self, rank: int):
-        self._rank, self.broken = rank, None  # type: int, str | None
+        self._rank = rank
+        self.broken: str | None = None  # why nobody may enter any more
         self._tokens = [_Token(self)]
         self.take, self.put = self._tokens.pop, self._tokens.append
         self._held: _Token | None = None  # by the caller in ``with door:``
-        self.forked = False
+        self.forked = False  # whether this process is a child of the communicator's own
+        # Seconds for which a caller waits while another thread is inside; None: for ever.
         self.patience: float | None = 0.0
         self._wanted: list[None] = []  # one for each caller that waits; to append is atomic
         _watch_forks()  # only once there is something to protect: the import installs nothing

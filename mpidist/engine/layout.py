@@ -31,47 +31,7 @@ Key = tuple[int, str]  # a rank and its buffer
 class Plan:
     """A schedule of this rank as phases, and the memory that it needs for any length.
 
-    Parameters
-    ----------
-    call : Call
-        A call, for its collective, rank, size and root.
-    choice : Choice
-        The algorithm.
-    groups : tuple of tuple of int
-        The ranks of each node.
-    arity : int
-        Default arity of a tree.
-    pipelining : Segmentation
-        The segments of long messages between nodes.
-    pieces : int
-        Number of pieces that each block is cut into.
-
-    Attributes
-    ----------
-    phases : Phases
-        What this rank copies and combines between the meetings.
-    alike : list of str
-        Those of "in" and "out" that every rank has.
-    shared : list of str
-        Buffers that others reach at the same location on every rank.
-    noted : list of str
-        Buffers that others reach where the rank's notes say.
-    scratch : list of str
-        Scratch buffers that others reach.
-    slots : list of str
-        Parts of this rank's slot that others read.
-    whole : list of str
-        Those of "in" and "out" that have all blocks on every rank.
-    at : dict of int to int
-        The place on the node of each of its ranks.
-    mixed : bool
-        Whether a rank of the node sends messages, too.
-    awaits : list of (tuple of int or None)
-        The places on the node of the ranks that each meeting awaits; None for all.
-    may_copy : bool
-        Whether a private input may be copied to the result, and be read there.
-    needs : list of str
-        The arguments that are enough in shared memory: the result alone, if `may_copy`.
+    Of `call` only the collective, rank, size and root count; each block is cut into `pieces`.
     """
 
     def __init__(
@@ -115,21 +75,26 @@ class Plan:
             for buffer in buffers[::-1]
             if not all(self.ranges[buffer]) or (contract.rooted and buffer not in whole)
         ]
+        # Those of "in" and "out" that every rank has.
         self.alike = [buffer for buffer in buffers[::-1] if buffer not in apart]
+        # Buffers that others reach: where the rank's notes say; at one location on every rank.
         self.noted: list[str] = [buffer for buffer in apart if buffer in reached]
         self.shared: list[str] = [b for b in buffers[::-1] if b in reached - set(apart)]
         self.scratch = sorted(reached & {"tmp", REST})
-        self.slots = sorted(reached - {*buffers, "tmp", REST})
+        self.slots = sorted(reached - {*buffers, "tmp", REST})  # parts of this rank's slot
+        # A private input may be copied to the result, and be read there: then the result alone
+        # needs to be in shared memory.
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
         self.needs = sorted({"out" if self.may_copy else ARGUMENT[b] for b in self.shared})
         self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.has_messages
+        # Whom each meeting awaits, by their places on the node; None: all.
         self.awaits: list[tuple[int, ...] | None] = [
             None if len(peers) == len(ranks) - 1 else tuple([ranks.index(peer) for peer in peers])
             for peers in phases.awaits
         ] or [None]
-        self.at = {peer: n for n, peer in enumerate(ranks)}
-        self.mixed = phases.has_messages or len(groups) > 1
-        self.whole: list[str] = whole
+        self.at = {peer: n for n, peer in enumerate(ranks)}  # place on the node of each rank
+        self.mixed = phases.has_messages or len(groups) > 1  # a rank of the node sends messages too
+        self.whole: list[str] = whole  # "in" and "out", if all ranks have all of their blocks
         self._layouts: dict[Hashable, Layout] = {}
 
     def layout(self, call: Call) -> Layout:
@@ -225,21 +190,7 @@ class Segments(NamedTuple):
 
 
 class Layout:
-    """A schedule with lengths: each step has pieces of arrays, which are not bound to memory yet.
-
-    Attributes
-    ----------
-    steps : list of list of (Step or Segments)
-        The steps and the rounds of messages of each phase; neighbouring blocks are one step.
-    finish : list of (Piece, Piece)
-        Copies (target, source) in the end, of blocks of the result that are still elsewhere.
-    lengths : dict
-        Number of elements of each array, by what stands for it in pieces.
-    scratch : list of _Scratch
-        What stands for this rank's scratch memory.
-    starts : dict of str to int
-        The element at which each part of a slot begins.
-    """
+    """A schedule with lengths: each step has pieces of arrays, not bound to memory yet."""
 
     def __init__(
         self,
@@ -251,11 +202,11 @@ class Layout:
     ):
         self._cut = segments
         self.plan, self._lengths, self._rank = plan, lengths, where[0]
-        self.lengths: dict[Any, int] = {}
+        self.lengths: dict[Any, int] = {}  # elements of each array, by what stands for it
         self._keys: dict[Key, Key] = {}
         phases, contract, rank = plan.phases, plan.contract, where[0]
         self._in_slots: dict[Key, list[int]] = self._slot_blocks()
-        self.starts, at = {}, 0
+        self.starts, at = {}, 0  # the element at which each part of a slot begins
         for kind in plan.slots:
             self.starts[kind] = at
             longest = max([sum(found) for (_, k), found in self._in_slots.items() if k == kind])
@@ -274,13 +225,14 @@ class Layout:
             numbers = self._blocks(rank, kind)
             storage.place(buffer, numbers, self._lengths_of(kind, rank), self._array(rank, kind))
         storage.allocate(_written(rank, phases.rows))
-        self.steps: list[list[Any]] = []
+        self.steps: list[list[Any]] = []  # of each phase: a Step, or Segments of messages
         for rows, stored in zip(phases.rows, phases.stored):
             self.steps.append(self._phase(rows))
             for written in sorted(stored):  # by others: to be read there from now on
                 storage.write(written)
         if len(self.steps) == 1:  # no meeting: there still is the arrival at the call
             self.steps.append([])
+        # Copies (target, source) of blocks of the result that are still elsewhere.
         self.finish: list[Any] = storage.finish()
         self.scratch: list[_Scratch] = [made for made in symbols.scratch if made.size]
 

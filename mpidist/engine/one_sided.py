@@ -60,48 +60,22 @@ class _Checks(NamedTuple):
 
 
 class Binding:
-    """A schedule bound to the memory of one call.
-
-    Parameters
-    ----------
-    call : Call
-        The call, whose arrays are not kept alive.
-    layout : Layout
-        Its schedule, laid out for its lengths.
-    heap : Heap
-        The memory with the barrier counters.
-    tags : list of int
-        ``Program.tags``: one number, the set of barrier counters and notes that a run uses.
-    arrays : dict
-        The array of each of the layout's.
-    before : list of callable
-        Actions before this rank announces its arrival.
-    opening : list of callable
-        Actions once all ranks of the node have arrived.
-    in_place : bool
-        Whether input and result are the same memory.
-    streams : bool
-        Whether long results may be stored past the cache.
-    aside : PieceScratch, optional
-        Scratch memory for pieces of arrays that are :class:`.Far`.
-    closes : bool
-        Whether a rank that has finished still waits for the others to say that they have, too.
-    """
+    """A schedule bound to the memory of one call, whose arrays it does not keep alive."""
 
     def __init__(
         self,
         call: Call,
         layout: Layout,
         heap: Heap,
-        tags: list[int],
-        arrays: dict[Any, Any],
-        before: list[Action],
-        opening: Sequence[Action] = (),
+        tags: list[int],  # Program.tags: one number, the set of barrier counters and notes of a run
+        arrays: dict[Any, Any],  # by what stands for each in the layout
+        before: list[Action],  # before this rank announces its arrival
+        opening: Sequence[Action] = (),  # once all ranks of the node have arrived
         *,
-        in_place: bool,
-        streams: bool = False,
-        aside: PieceScratch | None = None,
-        closes: bool = False,
+        in_place: bool,  # input and result are the same memory
+        streams: bool = False,  # long results may be stored past the cache
+        aside: PieceScratch | None = None,  # for pieces of arrays that are Far
+        closes: bool = False,  # a rank that has finished waits for the others
     ):
         self.plan = plan = layout.plan
         self.layout, self.arrays, self.before, self.opening = layout, arrays, before, opening

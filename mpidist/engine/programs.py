@@ -120,25 +120,12 @@ class _Weak(weakref.ref):
 
 
 class Bound:
-    """A call bound to memory, ready to be served again.
+    """A call bound to memory, ready to be served again by `programs`, which take turns.
 
-    Parameters
-    ----------
-    programs : sequence of Program
-        They take turns; `program` is the first.
-    run, within : callable
-        Serve the call again: for a caller outside the communicator's door, and for one inside.  In
-        the background ``run(result)`` begins it and returns its Work, and there is no `within`.
-    own : sequence of (ndarray or None)
-        Its own input and result, if it is `shared` by calls of a kind: each call's input is copied
-        in, and its result copied out.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of memory that it holds: scratch memory, requests, arrays, and its own objects.
-    used : int
-        Number of operations begun before :meth:`Programs.get` last found it.
+    ``run()`` serves it for a caller outside the communicator's door, ``within()`` for one inside;
+    in the background ``run(result)`` begins it and returns its Work, and there is no `within`.
+    `own` are its own input and result, if calls of a kind share it: each call's input is copied in,
+    and its result copied out.
     """
 
     __slots__ = (
@@ -158,6 +145,7 @@ class Bound:
         self.run, self.within = run, within
         nbytes = {id(data): data.nbytes for data in own if data is not None}
         self.nbytes = CALL_BYTES + sum(nbytes.values()) + sum(map(held_bytes, programs))
+        # used: the number of operations begun before Programs.get last found it.
         self.used, self.generation, self.served = 0, GENERATION[0], served
         self.x, self.out = own or (None, None)
         self.watched: list[weakref.ref] = []

@@ -29,33 +29,15 @@ NOTES = {"in": 3, "out": 5}
 class Noted:
     """An array of another rank, at the location that this rank has noted.
 
-    Parameters
-    ----------
-    heap : Heap
-        The symmetric memory.
-    key : Key
-        The rank and its buffer.
-    at : int
-        The place of that rank on the node.
-    rank : int
-        This rank.
-    count, dtype : int, dtype
-        The elements of the array.
-
-    Attributes
-    ----------
-    array : ndarray or None
-        A view of it; None before `find`, and where this rank cannot reach it.
-    noted : tuple of int
-        The notes by which it was found: allocation number and offset.
+    `at` is the place of the rank of `key` on the node, `rank` is this one.
     """
 
     def __init__(self, heap: Heap, key: Key, at: int, rank: int, count: int, dtype: np.dtype):
         self._heap, self._key, self._at, self._rank = heap, key, at, rank
         self._count, self._dtype = count, dtype
         self._location: Location | None = None
-        self.noted = (0, 0)
-        self.array: Any = None
+        self.noted = (0, 0)  # allocation number and offset, by which it was found
+        self.array: Any = None  # None before `find`, and where this rank cannot reach it
 
     def indices(self, tags: list[int]) -> tuple[int, int]:
         """Return the indices in ``heap.lines.words`` of the two notes."""
@@ -93,19 +75,7 @@ class Noted:
 
 
 class Far:
-    """An array of another process, at an address that changes from call to call.
-
-    Parameters
-    ----------
-    memory : ProcessMemory
-        Reader of the other processes' memory.
-    rank : int
-        This rank.
-    addresses : dict of Key to int
-        The addresses of the arrays in the current call.
-    key : Key
-        The rank of the array, and its buffer.
-    """
+    """An array of another process: its address in the current call is ``addresses[key]``."""
 
     def __init__(self, memory: ProcessMemory, rank: int, addresses: dict[Key, int], key: Key):
         self._memory, self._rank, self._addresses, self._key = memory, rank, addresses, key

@@ -27,17 +27,12 @@ class ScheduleExecutor(Executor):
 
     A schedule is laid out once for each length of its arrays, and then bound to many.  Subclasses
     say which schedules serve a call, and how their buffers are reached.
-
-    Attributes
-    ----------
-    heap : Heap or None
-        The shared memory of the node; None if its ranks share none.
-    apart : str or None
-        Why it does not have all ranks; None if it does.
     """
 
     def __init__(self, host: Host):
-        self.heap, self.apart, self._host = host.heap, host.apart, host
+        self._host = host
+        self.heap = host.heap  # None if the ranks of the node share no memory
+        self.apart = host.apart  # why it does not have all ranks; None if it does
         self._plans = Plans(host.groups, host.arity, host.pipelining)
 
     def refuses(self, call: Call, background: bool) -> str | None:

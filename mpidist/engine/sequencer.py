@@ -44,30 +44,17 @@ Held = Callable[[], tuple[object, ...]]
 
 
 class Sequencer:
-    """Numbers the operations of one communicator; keeps their deadlines and the broken state.
-
-    Attributes
-    ----------
-    sequence : int
-        Number of operations begun.
-    met : int
-        Number of the last operation that all ranks are known to have reached.
-    inside : int
-        Number of the native call that this rank is in, for the watchdog; 0 outside of any.
-    timeout : float or None
-        Seconds until the deadline of a wait; None for no deadline.
-    behind : callable
-        ``behind()`` returns the ranks that have not reached a barrier in symmetric memory.
-    start_natives : callable
-        ``start_natives()`` starts the pending native calls of the background that all ranks have
-        reached, and returns whether none remains.
-    """
+    """Numbers the operations of one communicator; keeps their deadlines and the broken state."""
 
     def __init__(self, backend: Backend, timeout: float | None):
-        self.backend, self.timeout = backend, timeout
-        self.sequence = self.met = self.inside = 0
+        self.backend, self.timeout = backend, timeout  # seconds until a wait's deadline, or None
+        self.sequence = 0  # number of operations begun
+        self.met = 0  # number of the last operation that all ranks are known to have reached
+        self.inside = 0  # number of the native call that this rank is in, for the watchdog
         self.door, self.freed = Door(backend.rank), False
+        # Returns the ranks that have not reached a barrier in symmetric memory.
         self.behind: Callable[[], tuple[int, ...]] = lambda: ()
+        # Starts the native calls of the background that all ranks have reached; are none left?
         self.start_natives: Callable[[], bool] = lambda: True
         self.reports = Reports(backend, lambda: self.behind(), lambda: self.sequence)
         # Ranks that are threads of one process see at once that they wait in vain.

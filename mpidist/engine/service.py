@@ -33,22 +33,7 @@ from .trial import FIRST, least, near, rows_of, shortened, times_of
 
 
 class Service:
-    """Serves the calls of one communicator: chooses, binds, and keeps what is repeated.
-
-    Attributes
-    ----------
-    sequencer : Sequencer
-        Numbers the operations, and keeps deadlines and the broken state.
-    executors : list of Executor
-        The executors, in the order in which ``explain`` lists them: of host arrays, and from the
-        first array on a GPU on also those of such arrays.
-    heap : Heap or None
-        Symmetric memory of the ranks of this node, as `groups` tells nodes; None if there is none.
-    no_heap : str or None
-        Why there is no `heap`, the same on all ranks; None if there is one.
-    apart : str or None
-        Why there is no `heap` of all ranks; None if there is one.
-    """
+    """Serves the calls of one communicator: chooses, binds, and keeps what is repeated."""
 
     def __init__(self, backend: Backend, config: CollectiveConfig, pipelining: Segmentation):
         self.backend, self.config, self.pipelining = backend, config, pipelining
@@ -56,8 +41,9 @@ class Service:
         self.groups = config.groups(self.topology.groups)  # by node, as the configuration counts
         self.arity = config.tree_arity
         self.sequencer = sequencer = Sequencer(backend, config.timeout)
-        self.heap: Heap | None = None
+        self.heap: Heap | None = None  # of the ranks of this node, as `groups` tells nodes
         self._trips: LineTrips | None = None
+        # Why there is no heap, the same on all ranks; why there is none of all ranks.
         self.no_heap = self.apart = self._why_no_heap()
         if self.no_heap is None:
             node = next(group for group in self.groups if backend.rank in group)
@@ -70,6 +56,8 @@ class Service:
             sequencer.reports.check_same,
             sequencer.reports.mismatch,
         )
+        # In the order in which ``explain`` lists them; from the first array on a GPU on, `add` adds
+        # those of such arrays.
         self.executors: list[Executor] = [make(host) for make in EXECUTORS]
         native = next(e for e in self.executors if isinstance(e, NativeExecutor))
         sequencer.start_natives = native.advance

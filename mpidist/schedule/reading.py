@@ -159,8 +159,6 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
 
     If the data are one block (`count` is 1), there are no brackets; all blocks are ``[all]``.
 
-    Examples
-    --------
     >>> name_blocks((0, 1, 2, 5), 8), name_blocks((3,), 8, "tmp"), name_blocks((0,), 1)
     ('[0-2,5]', 'tmp[3]', '')
     """

@@ -30,25 +30,16 @@ def fold_in_order(
 ) -> list[Action]:
     """Return the actions that combine arrays of several ranks and store the result in all targets.
 
-    Sums and products in half precision are computed in float32 and rounded once at the end, which
-    is more exact than ``direct``, which rounds at each rank.
+    The `inputs` are flat, in the order in which they are combined; one of a lower rank than the
+    first is the left operand.  The result is divided by `divisor`, unless that is 0.  Sums and
+    products in half precision are computed in float32 and rounded once at the end, which is more
+    exact than ``direct``, which rounds at each rank.
 
-    Parameters
-    ----------
-    inputs, ranks
-        The operands, flat, in the order in which they are combined, and their ranks.  An operand of
-        a lower rank than the first is the left one.
-    targets
-        The combination writes to the first, which is copied to the others.
-    divisor
-        Divisor of the result; 0 for no division.
-    scratch
-        Scratch arrays by name, to be passed to several calls whose actions run one after another;
-        the first call must have the longest slice.  By default new ones.
-    streamed
-        Whether to use streaming stores, which bypass the cache.  They are used for sums in compiled
-        code; other results are combined in scratch memory and copied, if there are several targets.
+    `scratch` has scratch arrays by name, for several calls whose actions run one after another: the
+    first call must have the longest slice.
     """
+    # Streaming stores bypass the cache: in compiled code for sums; other results are combined in
+    # scratch memory and copied from there, which pays only if there are several targets.
     if is_sum(op):
         summed = one_pass(inputs, targets, divisor, streamed)
         if summed is not None:

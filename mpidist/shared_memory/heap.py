@@ -77,53 +77,22 @@ class Location:
 
 @dataclass(eq=False)
 class Allocation:
-    """One mapped file: a part of `stride` bytes for each of `size` ranks.
+    """One mapped file: a part of `stride` bytes for each of `size` ranks."""
 
-    Attributes
-    ----------
-    number : int
-        Number of the allocation, the same on every rank.
-    address : int
-        Address of the mapping in this process.
-    stride : int
-        Bytes of each rank's part; its second half is the shadow, scratch memory of the kernels.
-    size, rank : int
-        Number of ranks on this node, and the index of this one among them.
-    owner_ref : weakref
-        Reference to the object that owns the mapping: the file is unmapped when this object is
-        garbage-collected.
-    """
-
-    number: int
-    address: int
-    stride: int
+    number: int  # the same on every rank
+    address: int  # of the mapping, in this process
+    stride: int  # the second half of a rank's part is the shadow
     size: int
-    rank: int
-    owner_ref: weakref.ref
+    rank: int  # this rank's index among those of the node
+    owner_ref: weakref.ref  # to the mapping's owner, whose end unmaps the file
 
 
 class Heap:
     """The symmetric memory of one communicator on this node.
 
-    Parameters
-    ----------
-    rank : int
-        Rank in the communicator.
-    ranks : sequence of int
-        The ranks of the communicator on this node, in ascending order.
-    everyone : callable
-        ``everyone(value)`` returns the values of all ranks, those of other nodes too, by rank;
-        collective.
-    patience : tuple of int
-        Patience in a barrier, see :func:`~mpidist.backends.waiting.spin`.
-
-    Attributes
-    ----------
-    rank, size : int
-        Index of this rank among those of its node, and their number.  All methods, locations and
-        barriers count the node's ranks in this way.
-    ranks : tuple of int
-        Rank in the communicator of each.
+    It is made from the rank in the communicator and the `ranks` on this node, in ascending order.
+    All its methods, locations and barriers count these from 0, as the attributes `rank` and `size`
+    do.  ``everyone(value)`` returns the values of all ranks, those of other nodes too; collective.
     """
 
     def __init__(
@@ -131,7 +100,7 @@ class Heap:
         rank: int,
         ranks: Sequence[int],
         everyone: Callable[[Any], list[Any]],
-        patience: tuple[int, int] = SPINS,
+        patience: tuple[int, int] = SPINS,  # in a barrier, see backends.waiting.spin
     ):
         self.ranks = tuple(ranks)
         self.rank, self.size, self.everyone = self.ranks.index(rank), len(self.ranks), everyone
@@ -187,14 +156,9 @@ class Heap:
         return own.view(dtype).reshape(shape)
 
     def make_staging(self) -> None:
-        """Allocate two staging slots of 2 MiB per rank, for copies of private arrays; collective.
+        """Allocate two staging slots of 2 MiB per rank, unless they exist; collective.
 
-        Nothing is done if they exist.
-
-        Raises
-        ------
-        MemoryError
-            On every rank, if there is not enough shared memory.
+        Raises MemoryError on every rank if there is not enough shared memory.
         """
         if self._staging is None:
             self.make_lines()
@@ -288,10 +252,7 @@ class Heap:
     def key(self, x: np.ndarray) -> str:
         """Return the text of an array's location, equal on all ranks.
 
-        Raises
-        ------
-        InvalidArgument
-            If `x` is not in this heap; the message is that of ``comm.free(x)``.
+        Raises InvalidArgument, with the message of ``comm.free(x)``, if `x` is not in this heap.
         """
         location = self.find(x) if isinstance(x, np.ndarray) else None
         if location is None:

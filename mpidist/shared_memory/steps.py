@@ -37,8 +37,6 @@ class Steps:
 
     A step is a structure for compiled code, such as a copy, or a Python function.
 
-    Examples
-    --------
     >>> steps = Steps()
     >>> steps.act([lambda: print("here")])
     >>> steps.bind()(1)

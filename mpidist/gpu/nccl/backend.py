@@ -132,18 +132,9 @@ class NcclBackend:
     Calls are queued on the stream of their input (a broadcast on that of its result) and return at
     once; :meth:`wait` waits for a stream with a deadline.
 
-    Parameters
-    ----------
-    comm : Communicator or Ranks
-        Communicator of the ranks, which exchanges NCCL's unique id.
-    library : module, optional
-        NCCL module; by default ``cupy.cuda.nccl``.
-
-    Raises
-    ------
-    Unsupported
-        On every rank, before NCCL starts: if a rank has no NCCL or no GPU, if NCCL is too old, or
-        if two ranks use the same GPU.  Also if NCCL does not start.
+    `comm` is a Communicator or `Ranks`, which exchanges NCCL's unique id; the default `library` is
+    ``cupy.cuda.nccl``.  Raises Unsupported on every rank, before NCCL starts, if a rank has no NCCL
+    or no GPU, if NCCL is too old, or if two ranks use the same GPU; and if NCCL does not start.
     """
 
     def __init__(self, comm: Any, library: Any = None):
@@ -258,12 +249,8 @@ class NcclBackend:
     def wait(self, stream: int, timeout: float | None = 60.0) -> None:
         """Wait on the host until all work queued on a stream is complete.
 
-        Raises
-        ------
-        CollectiveTimeout
-            If it takes more than `timeout` seconds (None: no limit); NCCL is aborted first.
-        CommunicationError
-            If NCCL reports an error of another rank or of the network; NCCL is aborted first.
+        After more than `timeout` seconds (None: no limit) NCCL is aborted and CollectiveTimeout
+        raised; after an error of another rank or of the network, CommunicationError.
         """
         event = self.device.event()
         event.record(stream)

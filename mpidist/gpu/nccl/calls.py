@@ -25,21 +25,8 @@ from .backend import OPS, NcclBackend
 def nccl_allreduce(buffer: Any, backend: NcclBackend, op: str = "sum") -> None:
     """Combine the buffers of all ranks; every buffer receives the result, in place.
 
-    Parameters
-    ----------
-    buffer : array on a GPU
-        Array of the same length and dtype on every rank.
-    backend : NcclBackend
-        Backend over the ranks.
-    op : {"sum", "mean", "prod", "max", "min"}
-        The operation.
-
-    Raises
-    ------
-    UnsupportedDtype
-        If NCCL does not have this operation for this dtype.
-    InvalidArgument
-        If `buffer` is not an array on the device.
+    `buffer` is an array on the GPU, of the same length and dtype on every rank; `op` is "sum",
+    "mean", "prod", "max" or "min".  Raises UnsupportedDtype if NCCL lacks it for this dtype.
     """
     x = _flat(buffer, backend, "buffer")
     backend.allreduce(x, x, _op(op, backend))
