@@ -43,15 +43,20 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            tick = _TICK
-            with self._lock:
-                sequencers = list(self._watched)
-            for sequencer in sequencers:
-                if sequencer.timeout is not None:
-                    tick = min(tick, sequencer.timeout / 4)
-                    self._check(sequencer, sequencer.timeout)
-            del sequencers
-            time.sleep(tick)
+            time.sleep(self._look())
+
+    def _look(self) -> float:
+        """Check every communicator once; return the seconds until the next time."""
+        # A function of its own: while it sleeps, the thread must not keep a communicator alive, as
+        # the variable of this loop would.
+        tick = _TICK
+        with self._lock:
+            sequencers = list(self._watched)
+        for sequencer in sequencers:
+            if sequencer.timeout is not None:
+                tick = min(tick, sequencer.timeout / 4)
+                self._check(sequencer, sequencer.timeout)
+        return tick
 
     def _check(self, sequencer: Sequencer, timeout: float) -> None:
         inside = sequencer.inside

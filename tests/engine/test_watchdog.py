@@ -1,5 +1,7 @@
 """The watchdog of native calls, with a clock of its own."""
 
+import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -27,3 +29,18 @@ def test_deadline_is_of_one_call(monkeypatch, calls, ended):
         dog._check(service, 2.5)
         now[0] += 1.0
     assert found == ended
+
+
+def test_thread_keeps_no_communicator_alive():
+    class Sequencer:
+        inside, timeout = 0, 0.04
+
+    dog, sequencer = watchdog.Watchdog(), Sequencer()
+    kept = weakref.ref(sequencer)
+    dog.watch(sequencer)
+    time.sleep(0.1)
+    del sequencer
+    until = time.monotonic() + 5
+    while kept() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert kept() is None
