@@ -58,7 +58,7 @@ class Answers:
     """Receives of greetings from peers that send this rank no data; compared when they arrive."""
 
     def __init__(self, backend: Backend):
-        self._backend = weakref.proxy(backend)
+        self._backend = weakref.proxy(backend)  # the key of this object in `_answers`
         self._pending: deque[tuple[Any, Record, int, NamedCall]] = deque()
 
     def expect(self, peer: int, tag: int, named: NamedCall) -> None:

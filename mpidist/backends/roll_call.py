@@ -75,6 +75,7 @@ class RollCall:
                 self._open.append((source, word))
         for source, word in [entry for entry in self._open if entry[1].sequence <= mine]:
             self._open.remove((source, word))
+            # Of an older one the board has no fingerprint any more.
             if mine - word.sequence < HISTORY:
                 self._words[source] = word
                 self._send(source, _ANSWER, self._mine(word.sequence))
@@ -101,6 +102,7 @@ class RollCall:
         differ, then two neighbours in the ring of all ranks do; neighbours on one node compare on
         their board.
         """
+        # Nodes {0, 1} and {2, 3, 4}: 1 asks 2, and 4 asks 0.
         if self._neighbour is not None and self._asked != sequence:
             self._asked = sequence
             self._send(self._neighbour, _LATER, self._mine(sequence))

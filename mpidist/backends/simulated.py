@@ -51,7 +51,7 @@ class _Group:
         self.size, self.faults, self.nodes = size, faults, tuple(nodes)
         self.condition = threading.Condition()
         self.boxes: dict[tuple[int, int, int], deque] = defaultdict(deque)
-        self.version = [0] * size
+        self.version = [0] * size  # by rank: counts what may end its wait
         self.numbers: dict[tuple[int, int], int] = defaultdict(int)
         self.waiting: set[int] = set()
         self.gone: dict[int, str] = {}
@@ -76,7 +76,7 @@ class _Group:
     def wake_all(self) -> None:
         """Wake all waiting ranks, after a change that is not a message."""
         self.version = [v + 1 for v in self.version]
-        self.waiting.clear()
+        self.waiting.clear()  # until each has tested again: else this might look like a deadlock
         self.condition.notify_all()
 
     def arrive(self, key: tuple[int, int, int], message: _Pending) -> None:
@@ -312,6 +312,7 @@ class SimulatedBackend(Backend):
             if progress is not None:
                 progress()
             with group.condition:
+                # What came since the test has notified this rank already, in vain: test again.
                 if group.version[rank] != seen:
                     continue
                 group.waiting.add(rank)

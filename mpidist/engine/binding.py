@@ -143,6 +143,8 @@ class CallBinder:
         scaled: list[Round | Side] = []
         finish: list[Action] = []
         scratch_bytes = 0
+        # A mean of half precision divides its terms, as their sum may overflow; others divide the
+        # sum.  The result of an allreduce has room for the terms.
         if divides_first(call.op, call.dtype) and x is not None:
             brought = x
             if call.collective == "allreduce" and out is not None:
@@ -176,6 +178,7 @@ class CallBinder:
         self, call: Call, choice: Choice, arity: int, segments: int, window: int
     ) -> Written:
         algorithm = choice.algorithm
+        # GENERATION: one of its levels may have another schedule by now.
         key = (algorithm, arity, call.root, segments, window, GENERATION[0])
         if key not in self._written:
 
@@ -268,6 +271,8 @@ def _check(steps: Sequence[Step], rank: int) -> None:
             )
         if not isinstance(step, Copy) and step.peer == rank:
             raise ScheduleError(f"{step!r} names this rank as its peer; use Copy", rank=rank)
+        # A Recv stores in the block itself while the round's messages are under way.  What a Reduce
+        # receives waits in scratch memory until all are complete: a Send may have its block.
         if isinstance(step, Recv):
             for b in block_tuple(step.blocks):
                 at = (step.buffer, b)
@@ -316,6 +321,7 @@ class Binder:
     ) -> Program:
         """Return the program of bound rounds, with the greetings of ranks of other nodes."""
         greeting = self._greeting
+        # The program ends when its greetings are sent: the next run writes in their memory.
         if greeting is not None and greeting.bind(self._bind):
             items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
         return Program(
@@ -345,6 +351,8 @@ class Binder:
                         f"parallel has {count} strands; expected at most {STRANDS}",
                         rank=self.backend.rank,
                     )
+                # Strands do not wait for each other: each compares a peer's greeting itself.
+                # Strand k + window starts when strand k has ended, and gets its scratch memory.
                 known = [set(heard) for _ in item.strands]
                 strands = [
                     self._strand(
@@ -465,7 +473,7 @@ class Binder:
             (mine, theirs, target) for (mine, theirs), (_, target) in zip(_cut(incoming, own), rows)
         ]
         memory, op = self.memory, self.op
-        lower = step.peer < self.backend.rank
+        lower = step.peer < self.backend.rank  # the left operand is the lower rank's, as proved
         for row in merge_rows(parts):
             assert op is not None  # a barrier has no data
             mine, theirs, target = (memory.view(piece) for piece in row)

@@ -289,6 +289,7 @@ def _of_memory(
 
     def rate(before: Action, measured: Sequence[Action]) -> float:
         seconds = usual([before], [*measured, *turns])
+        # A meeting that was measured on a busier machine must not make a rate 0, or less.
         return max(seconds - len(turns) * meeting, seconds / 2) / _STORED
 
     reading()  # maps the pages

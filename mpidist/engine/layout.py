@@ -70,6 +70,8 @@ class Plan:
         reached = {buffer for _, buffer in phases.reached}
         buffers: tuple[str, ...] = ("out", "in")
         whole = [b for b in buffers if all(len(found) == count for found in self.ranges[b])]
+        # Some rank has none; or each has a part of the root's, which may begin anywhere in an
+        # allocation: such a buffer is not at one location on all ranks.
         apart = [
             buffer
             for buffer in buffers[::-1]
@@ -86,6 +88,7 @@ class Plan:
         # needs to be in shared memory.
         self.may_copy = contract.same_length and "in" in self.shared and "out" in whole
         self.needs = sorted({"out" if self.may_copy else ARGUMENT[b] for b in self.shared})
+        # The arrival at the call is the first meeting, on the board; others need barrier counters.
         self.needs_lines = phases.meetings > 1 or bool(self.noted) or phases.has_messages
         # Whom each meeting awaits, by their places on the node; None: all.
         self.awaits: list[tuple[int, ...] | None] = [
@@ -218,6 +221,7 @@ class Layout:
         )
         symbols: Any = _Symbols()
         self._storage = storage = Storage(contract, where, lengths, x, out, symbols)
+        # By messages the input is in "out" at the start; in shared memory it is in "in" as well.
         if x is not None and contract.input_buffer == "out":
             storage.where.update({("in", b): at for (_, b), at in storage.where.items()})
         for kind in (*plan.scratch, *plan.slots):
@@ -308,6 +312,7 @@ class Layout:
             if len({stop - start for _, start, stop in pieces}) > 1:
                 pieces = self._alike(row, pieces)
                 targets = list(pieces[len(sources) :])
+            # One copy of both would read what was there before the first of them.
             if not written.isdisjoint(pieces):
                 part, written = part + 1, set()
             written.update(targets)

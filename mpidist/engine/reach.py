@@ -22,6 +22,9 @@ from ..shared_memory.fold import PIECE_BYTES
 from ..shared_memory.heap import Heap, Location
 from .layout import ARGUMENT, Key
 
+# note            0           1    2    3      4       5      6
+# symmetric       unreached             in: number,   out: number, offset    (here, and rooted.py)
+# single copies               in   out  tmp    rest           addresses      (single_copy.py)
 NOTES = {"in": 3, "out": 5}
 """A rank's notes on symmetric memory: allocation number and offset of each buffer."""
 

@@ -121,6 +121,9 @@ class Reports:
         MPI (5.0.11) writes past the end of the receiver's array if a message from the same node is
         longer.  Raises CommunicatorBroken if a rank has given up the operation at its deadline.
         """
+        # On x86 too: it may read the others' words before its own announcement is visible to them.
+        #     rank 0   announce A | fence | read rank 1's word      One of the two reads comes after
+        #     rank 1   announce B | fence | read rank 0's word      the other's announcement.
         fence()
         other = self._backend.board.different(sequence, fingerprint)
         if other:
@@ -166,6 +169,7 @@ class Reports:
         if alike and not other:
             return
         self._check_given_up(sequence, operation, other)
+        # An even one is of a rank that did not wait for the others, and may be at work already.
         if not all(board.fingerprint(sequence, rank) % 2 for rank in other):
             self.check_same(sequence, operation, fingerprint)
         texts = dict(enumerate(everyone(operation)))
@@ -195,7 +199,7 @@ class Reports:
         given_up: tuple[int, ...] = ()
         if sequence is not None:
             missing = self._backend.missing(sequence) if ask else board.missing(sequence)
-            if board.reached(rank) - sequence < HISTORY:
+            if board.reached(rank) - sequence < HISTORY:  # else its own fingerprint is gone
                 other = board.different(sequence, board.fingerprint(sequence))
                 given_up = board.given_up(sequence, other)
         if missing:

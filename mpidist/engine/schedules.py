@@ -68,6 +68,7 @@ class ScheduleExecutor(Executor):
         """Bind a call to a schedule: return its new program."""
         tags = [0]
         first: list[Action] = []
+        # A Fold of all ranks divides its operands itself; sums of some of them may overflow.
         if not plan.phases.complete and divides_first(call.op, call.dtype):
             call = _divided(call, first)
         binding = self.binding(plan, call, tags, use.turn)

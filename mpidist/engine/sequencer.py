@@ -89,7 +89,7 @@ class Sequencer:
                 self.backend.board.announce(sequence, fingerprint)
                 reports.check_first(sequence, operation, fingerprint)
             self.execute(program, operation, sequence, how)
-            if not meets:
+            if not meets:  # once more: ranks that came later have announced their operation now
                 reports.check_same(sequence, operation, fingerprint)
         except BaseException as error:
             raise self.broke(error, operation, sequence, program, *memory) from error.__cause__

@@ -138,6 +138,7 @@ class Service:
         chooser = self.chooser
         chosen = chooser.choose(call, algorithm, background, None if background else self)
         executor = chooser.executor(chosen, call, background)
+        # An executor that could not be made ready has a reason from then on: another one is chosen.
         while not executor.ready:
             # Not the call's text alone: a rank that calls the library announces the same.
             self.sequencer.set_up(f"{call.signature} by {executor.name}", executor.make_ready)
@@ -230,6 +231,7 @@ class Service:
         """
         call, programs = prepared.call, self.programs
         bound = None
+        # Memory made for this call has a new address each time: to bind it would never pay.
         if not prepared.fresh and not call.on_device and isinstance(algorithm, str):
             bound = programs.get_or_bind(key_of(call, algorithm), call, self._bind, algorithm)
         if bound is None:

@@ -182,7 +182,7 @@ class Storage:
                 raise ScheduleError("the result is never written", block=block)
             if home is now or home[1] == home[2]:
                 continue
-            if memory.address(home) != memory.address(now):
+            if memory.address(home) != memory.address(now):  # else in place, by another array
                 pairs.append((home, now))
         for home, now in merge_rows(pairs):
             actions.append(memory.store(memory.view(home), memory.view(now)))

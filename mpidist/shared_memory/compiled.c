@@ -35,7 +35,7 @@ int mpidist_streams_next(struct pace *pace)
     if (pace->left > 0)
         return 1;
     pace->copies++;
-    return n % TRIAL == 0 || (n < TRIAL && (n & (n - 1)) == 0);
+    return n % TRIAL == 0 || (n < TRIAL && (n & (n - 1)) == 0); /* at first: 0, 1, 2, 4, 8 … */
 }
 
 /* Note the cost of a copy, in ticks a KiB. */
@@ -287,6 +287,7 @@ static void copy_streaming(const struct copy *copy, int width)
     memcpy(to + before, from + before, copy->count - before);
 }
 
+/* Not memcpy: it stands for numpy's assignment, which copies arrays that overlap, too. */
 static void copy_plainly(const struct copy *copy)
 {
     memmove((void *)copy->target, (const void *)copy->source, copy->count);
@@ -314,7 +315,11 @@ void mpidist_copy(const struct copy *copy)
         copy_streaming(copy, copy->width);
 }
 
-/* Sum all sources and store the result in all targets, in one pass. */
+/* Sum all sources and store the result in all targets, in one pass.
+
+   0           begin                                end           count
+   | one by one | whole blocks, by vector            | one by one |
+   With streaming stores the blocks begin with a line of the targets, else with the arrays. */
 void mpidist_sum(const struct sum *sum)
 {
     size_t itemsize = sums[sum->number].itemsize, begin = 0, end;

@@ -244,7 +244,7 @@ def one_pass(
     if not vector_width() or number is None:
         return None
     nbytes = first.nbytes
-    itemsize = first.itemsize >> (first.dtype.kind == "c")
+    itemsize = first.itemsize >> (first.dtype.kind == "c")  # a complex number is a pair
     starts, bases = [*map(address, sources)], [*map(address, targets)]
     for base in bases:
         if base % itemsize or not nbytes or (streamed and (base - bases[0]) % _LINE):

@@ -49,6 +49,7 @@ def fold_in_order(
     lower = [peer < ranks[0] for peer in ranks]
     apart = not any(overlaps(targets[0], x) for x in inputs[1:])
     if accumulator(op, inputs[0].dtype) != inputs[0].dtype:
+        # Half as long: in float32, in which it is combined, a piece has twice the bytes.
         combine = partial(_combine_in_float32, op, lower, divisor)
         return _by_piece(inputs, targets, combine, PIECE_BYTES // 2, scratch, streamed)
     combine = partial(_combine_in_dtype, op, lower, divisor, apart or streamed)

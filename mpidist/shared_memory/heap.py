@@ -188,6 +188,8 @@ class Heap:
         If one rank of any node cannot map its own, all raise MemoryError.
         """
         failure = ""
+        # Two exchanges for each kind of file, in which all ranks take part, whatever failed; see
+        # MpiBackend._make_board.  All end with the same kind, or with the same error.
         for kind in memory_file.KINDS:
             created, mapping, problem = None, None, ""
             try:
@@ -267,6 +269,7 @@ class Heap:
         self.key(x)
         location = self.find(x)
         assert location is not None
+        # It stays in `_by_number`, by which pending operations still find it.
         del self._allocations[id(location.allocation.owner_ref())]
 
 

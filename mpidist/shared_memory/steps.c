@@ -78,7 +78,8 @@ static int arrive(const struct meeting *meeting, int64_t sequence)
     return 1;
 }
 
-/* Return whether all words have their expected values. */
+/* Return whether all words have their expected values.  The order of these loads does not matter:
+   the words are this rank's own, or a meeting lies between their being written and this step. */
 static int expected(const struct check *check)
 {
     for (int word = 0; word < check->count; word++)
