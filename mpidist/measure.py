@@ -71,6 +71,7 @@ def round_size(nbytes: int) -> str:
     exact = format_size(nbytes)
     if not exact.isdecimal() or nbytes < UNITS["K"]:
         return exact
+    # What would be 1000K, rounded, is written with the next unit.
     unit = next((u for u in ("G", "M") if nbytes >= 999.5 * UNITS[u] / 1024), "K")
     return f"{nbytes / UNITS[unit]:.3g}{unit}"
 

@@ -299,6 +299,7 @@ def is_mean(op: Op | None) -> bool:
 
 def division(total: np.ndarray, size: int) -> Callable[[], Any]:
     """Return a function without arguments that divides `total` by `size` in place, for a mean."""
+    # An array of the dtype: a Python number takes numpy 0.5 µs instead of 0.2 for a short array.
     return partial(np.true_divide, total, np.asarray(size, total.dtype), total)
 
 

@@ -38,6 +38,7 @@ def allgather_direct(rank: int, size: int) -> Iterator[Round]:
     """
     if size > 1:
         others = onward(rank, size)
+        # Every rank sends to its right neighbour first, so the left one's message comes first.
         yield (
             *(Send(peer, blocks=rank) for peer in others),
             *(Recv(peer, blocks=peer) for peer in reversed(others)),

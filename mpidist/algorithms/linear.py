@@ -162,6 +162,7 @@ def alltoall_linear(rank: int, size: int) -> Iterator[Round]:
         0 --> 1, 2, 3, 4   and   1, 2, 3, 4 --> 0
     """
     others = onward(rank, size)
+    # Every rank sends to its right neighbour first, so the left one's message comes first.
     yield (
         Copy(rank, rank),
         *(Send(peer, blocks=peer, buffer="in") for peer in others),

@@ -140,6 +140,7 @@ def prepare(
                 in_place = source is not None and source.nbytes > 0
             elif source is not None and out is not None:
                 in_place = _is_in_place(source, target, own, place)
+            # Where input is read after the first result is written, the result is staged.
             if in_place and contract.rereads and type(target) is np.ndarray:
                 target, in_place = None, False
         if target is None:

@@ -320,6 +320,7 @@ class Communicator:
         Whatever the algorithm, integers wrap as in numpy, "max" and "min" of NaN are NaN, and a
         mean of half precision does not overflow.
         """
+        # Only calls whose result is `out` are found so: see Programs.repeat.
         key = ("allreduce", id(x), id(out), op, algorithm, commute)
         bound = self._find(key, x, out)
         if bound is not None:
@@ -1106,6 +1107,7 @@ class Communicator:
                 "them: only the members call it"
             )
         with self._door:
+            # Within the deadline, which MPI's own call has not.
             self._messages.meet(members, tag)
             made = self._backend.subgroup(members, tag)
             self._splits[tuple(members)] += 1
@@ -1240,7 +1242,7 @@ class Communicator:
                 )
             if self._debug:
                 self._agreed("free", lambda: (heap.key(x),))
-            self._service.programs.clear()
+            self._service.programs.clear()  # bound calls would go on to use it as symmetric
             heap.forget(x)
             return
         if self._debug:

@@ -136,6 +136,7 @@ class Tracing:
         recorded, ended = self.recorder.events, perf_counter()
         offset, error = clock_offset(comm)
         first, error = self._clock[0], max(error, self._clock[1])
+        # Clocks of two nodes drift apart: the offset is taken as a line through both comparisons.
         drift = (offset - first) / max(ended - self._began, 1e-9)
         events = []
         for name, category, begin, end, track, *details in recorded:

@@ -12,6 +12,9 @@ from ..errors import Unsupported
 
 OPTIONS = ("-fmad=false",)  # numpy rounds a product before it is added
 
+# cupy compiles with -ftz=true, by which subnormal numbers of 32 bits become zero: the instructions
+# for float are written out, as numpy keeps such numbers.
+
 FUNCTIONS = r"""
 template <class T> struct mpidist_wide { typedef T type; };
 template <> struct mpidist_wide<float16> { typedef float type; };

@@ -116,12 +116,12 @@ class DeviceHeap:
     def _close(self, allocations: list[DeviceAllocation]) -> None:
         """Close the other ranks' parts of allocations, then release this rank's; collective."""
         self.device.finish()
-        self._everyone(None)
+        self._everyone(None)  # no rank's queued work uses the memory any more
         for allocation in allocations:
             for rank, pointer in enumerate(allocation.pointers):
                 if rank != self.rank:
                     self.device.close_shared(pointer)
-        self._everyone(None)
+        self._everyone(None)  # no rank has it open any more
         for allocation in allocations:
             self.device.release_shared(allocation.pointers[self.rank])
 
@@ -164,7 +164,7 @@ class DeviceHeap:
         for rank, pointer in pointers.items():
             if rank != self.rank:
                 self.device.close_shared(pointer)
-        self._everyone(None)
+        self._everyone(None)  # no rank has it open any more
         if own is not None:
             self.device.release_shared(own[0])
 

@@ -93,7 +93,7 @@ class DeviceResult(Prepared):
 
 
 CHUNK_BYTES = 4 << 20  # bytes of each array of a chunk
-BUFFERS = 3
+BUFFERS = 3  # of the chunks that are copied in, exchanged, and copied out
 
 
 class HostBuffer:

@@ -310,6 +310,7 @@ class Machine:
         """Deliver a message: its arrival is one more than the later clock of its two strands."""
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
+        # Not of this round of the sender: its other steps may come after the message.
         if self.shared is not None:
             receiver.heard += ((sender.known, sender.thread, sender.tick - 1),)
         before, other = send.clock, receive.clock

@@ -224,6 +224,10 @@ def _meetings(rounds: Mapping[int, Sequence[tuple[Step, ...]]]) -> list[tuple[in
         )
         for rank, theirs in rounds.items()
     }
+    # The next one to take place is at the head of the queues of all its ranks:
+    #     rank 0   (0 1)         (0 1 2)
+    #     rank 1   (0 1)  (1 2)  (0 1 2)        (0 1), (1 2), (0 1 2)
+    #     rank 2          (1 2)  (0 1 2)
     order: list[tuple[int, ...]] = []
     found = True
     while found:

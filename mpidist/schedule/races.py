@@ -185,6 +185,8 @@ class Races:
 
     def check_end(self, ends: list[Strand]) -> None:
         """Raise if a rank may still use a buffer when its owner returns; `ends` are the ranks."""
+        # After a last meeting of all, the ranks know the same, in one dict: then one look-up tells
+        # of an access that it is before every rank's return.
         shared = ends[0].known
         floor = shared if all(end.known is shared for end in ends) else {}
         together = any(len(group) == self._size for group in self._met)

@@ -86,6 +86,7 @@ class Terms:
             if mask & masks[value] or self.block[value] != block:
                 return self._refused(mask, block, value)
             mask |= masks[value]
+        # Rank 2 of 5 combines (2, 1, 0, 3, 4): 1 and then 0 on the left of 2, 3 and 4 on its right.
         lower = [value for peer, value in zip(peers, values) if peer < first]
         sequence = lower[::-1] + [v for peer, v in zip(peers, values) if peer >= first]
         low, high, ordered = self._low, self._high, self._sorted

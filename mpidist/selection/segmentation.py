@@ -70,6 +70,8 @@ class Segmentation:
         One with shared memory in the nodes has segments between its meetings only.
         """
         least, most = _BETWEEN_NODES
+        # In two segments the nodes wait for the link: 1 MB with Open MPI was 1.36 times as fast as
+        # the ring, and 1.56 times in four.
         limit = min(self.segment_bytes, max(least, min(most, largest // 4)))
         lanes = (algorithm.collective, algorithm.name.partition("/")[0]) == _FEWER
         few = lanes and self.library.startswith("MPICH")

@@ -111,6 +111,8 @@ class NcclQueue:
 
     def _wait_for_queued(self, arrays: list[DeviceArray], stream: int) -> None:
         """Make `stream` wait for earlier work on the arrays, and for the last NCCL call."""
+        # The current stream too: new scratch memory may have been freed there a moment ago, while
+        # what used it is still queued.
         before = {self._last_stream, self.device.current_stream(), *(a.stream for a in arrays)}
         for other in before - {None, stream}:
             assert other is not None

@@ -39,6 +39,10 @@ def why_stuck(written: Sequence[Written]) -> str | None:
     A rank's round is complete when each of its messages has met its other end in the peer's current
     round.  Strands, the parts of a schedule that may overlap, run one after another here.
     """
+    # rank 0   Send(1) | Recv(1)      stuck: neither reaches the round in which it receives
+    # rank 1   Send(0) | Recv(0)
+    # rank 0   Send(1), Recv(1)       runs: both ends of each message are in a current round
+    # rank 1   Send(0), Recv(0)
     remaining = [deque(_rounds_of(one)) for one in written]
     current = [_next_round(rounds) for rounds in remaining]
     progress = True
