@@ -59,8 +59,9 @@ class Program:
     scratch_bytes: int = 0
     messages: int = 0  # sent
     # One number, set before each run: the bank of the run among the pending operations, which
-    # selects its range of message tags, or its barrier counters; 0 for blocking calls.
-    tags: list[int] = field(default_factory=lambda: [0])
+    # selects its range of message tags, or its barrier counters; 0 for blocking calls.  In a list,
+    # which the program's parts share: they read it at each run.
+    bank: list[int] = field(default_factory=lambda: [0])
     busy: bool = False  # a run in the background is pending
     # Before this rank announces its arrival; other ranks may then read the results.
     before: tuple[Action, ...] = ()
@@ -70,7 +71,7 @@ class Program:
     interruptible: bool = True
     # A run is announced as one numbered operation; else it makes calls that are announced.
     announced: bool = True
-    slot: int | None = None  # index of the staging slot in shared memory; unlike `tags`
+    slot: int | None = None  # index of the staging slot in shared memory; unlike `bank`
     named: OperationCheck | None = None  # compares the ranks' operations; told that of each run
     # ``begin(give)`` starts a run in the background that is not `announced`, and returns its Work;
     # ``give()`` returns the user's result at the end.

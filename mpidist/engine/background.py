@@ -89,7 +89,7 @@ class Background:
         sequence = sequencer.sequence + 1
         try:
             if program.interruptible:
-                self._take_tags(program, operation, how)
+                self._take_bank(program, operation, how)
             for action in program.before:
                 action()
             fingerprint = sequencer.begin(operation)
@@ -103,7 +103,7 @@ class Background:
                 program.named.name(sequence, operation, fingerprint)
             run = sequencer.engine.start(program)
             if program.interruptible:
-                self._in_bank[program.tags[0]] = (run, sequence)
+                self._in_bank[program.bank[0]] = (run, sequence)
         except BaseException as error:
             raise sequencer.broke(error, operation, sequence) from error.__cause__
         return self._work(run.test, give, operation, sequence, how)
@@ -173,7 +173,7 @@ class Background:
 
         return Work(test, lambda test, timeout: compare(), ended, door=sequencer.door)
 
-    def _take_tags(self, program: Program, operation: str, how: str) -> None:
+    def _take_bank(self, program: Program, operation: str, how: str) -> None:
         """Assign a bank (a numbered range of message tags) to a program; the same on all ranks.
 
         If a pending program uses the bank, this method waits until it has ended.  It is called
@@ -190,7 +190,7 @@ class Background:
         if before is not None and not sequencer.engine.wait(before.test, sequencer.deadline(UNSET)):
             raise sequencer.timed_out(operation, number, how)
         self._in_bank = {s: r for s, r in self._in_bank.items() if not r[0].done}
-        program.tags[0] = bank
+        program.bank[0] = bank
 
     def finish(self) -> None:
         """Wait for all pending operations."""

@@ -296,17 +296,17 @@ class Binder:
         memory: Memory,
         op: Op | None,
         persistent: bool,
-        tags: list[int] | None = None,
+        bank: list[int] | None = None,
     ):
         self.backend, self.memory, self.op = backend, memory, op
         self.persistent = persistent
         self.messages = self._requests = 0
-        self._tags, self._space = [0] if tags is None else tags, tags_of(backend.tag_limit).space
+        self._bank, self._space = [0] if bank is None else bank, tags_of(backend.tag_limit).space
         roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
             absent, answers = frozenset(roll_call.absent), answers_of(cast(Backend, backend))
-            self._greeting = Greeting(backend.rank, absent, answers, self._tags, self._space)
+            self._greeting = Greeting(backend.rank, absent, answers, self._bank, self._space)
 
     def program(self, written: Written, storage: Storage, finish: Sequence[Action] = ()) -> Program:
         """Return the program of a whole schedule; `finish` are actions after its last round."""
@@ -329,7 +329,7 @@ class Binder:
             tuple(finish),
             scratch_elements * self.memory.dtype.itemsize,
             self.messages,
-            self._tags,
+            self._bank,
             requests=self._requests,
             named=greeting,
         )
@@ -438,7 +438,7 @@ class Binder:
         transfer = self.backend.bind(messages) if self.persistent else None
         if transfer is None:
             backend = cast(Backend, self.backend)  # NCCL binds all messages
-            transfer = UnboundTransfer(backend, messages, self._tags, self._space)
+            transfer = UnboundTransfer(backend, messages, self._bank, self._space)
         return transfer
 
     def _message(

@@ -67,7 +67,7 @@ class Binding:
         call: Call,
         layout: Layout,
         heap: Heap,
-        tags: list[int],  # Program.tags: one number, the set of barrier counters and notes of a run
+        bank: list[int],  # Program.bank: one number, the set of barrier counters and notes of a run
         arrays: dict[Any, Any],  # by what stands for each in the layout
         before: list[Action],  # before this rank announces its arrival
         opening: Sequence[Action] = (),  # once all ranks of the node have arrived
@@ -79,7 +79,7 @@ class Binding:
     ):
         self.plan = plan = layout.plan
         self.layout, self.arrays, self.before, self.opening = layout, arrays, before, opening
-        self._heap, self._tags, self._in_place = heap, tags, in_place
+        self._heap, self._bank, self._in_place = heap, bank, in_place
         self._streams, self._aside, self._closes = streams, aside, closes
         self._op, self._divisor, self._dtype = call.op, divisor(call), call.dtype
         # A Fold of some ranks only is not the whole sum: a mean is divided in the end then.
@@ -104,7 +104,7 @@ class Binding:
         phases[-1][0].extend(self._finish())
         if self._closes:
             phases.append(([], None))
-        return assemble(before, phases, self._heap, self._tags, slot)
+        return assemble(before, phases, self._heap, self._bank, slot)
 
     def program(
         self, backend: Backend, arrival: BoardArrival, persistent: bool, slot: int | None = None
@@ -114,7 +114,7 @@ class Binding:
         `arrival` is the arrival of all ranks of the node; for `persistent` see :class:`.Binder`.
         """
         memory, lines = _Pieces(self.arrays, self._dtype), self._heap.lines
-        binder = Binder(backend, memory, self._op, persistent, self._tags)
+        binder = Binder(backend, memory, self._op, persistent, self._bank)
         arena, heard = MessageScratch(memory), set[int]()
         before, items = self.before, list[Round | Side]()
 
@@ -135,7 +135,7 @@ class Binding:
                 items.append(Round((), transfer, tuple(actions)))
 
         first, *others = self.layout.steps
-        meetings: list[Transfer] = [Barrier(lines, self._tags, a) for a in self.plan.awaits]
+        meetings: list[Transfer] = [Barrier(lines, self._bank, a) for a in self.plan.awaits]
         if self.plan.phases.messages_first:
             add(first, arrival, self.opening)
         else:
@@ -143,7 +143,7 @@ class Binding:
         for parts, meeting in zip(others, meetings):
             add(parts, meeting, self.opening if meeting is arrival else [])
         if self._closes:
-            add([], Barrier(lines, self._tags), [])
+            add([], Barrier(lines, self._bank), [])
         program = binder.greeted(items, self._finish(), arena.total())
         program.before, program.slot = tuple(before), slot
         checks = [check for check in (arrival, program.named) if check is not None]
@@ -298,12 +298,12 @@ class Binding:
     def _targeted(self, steps: Sequence[Step]) -> TargetedAction:
         """Return the action of steps on noted arrays, which finds these at each run."""
         found = list(dict.fromkeys(array for step in steps for array in self.noted(step)))
-        tags = self._tags
+        bank = self._bank
         watched: list[weakref.ref] = []
 
         def find(action: TargetedAction) -> list[Action]:
             bound = action.bound
-            moved = [array.find(tags) for array in found]  # all of them: `any` would stop early
+            moved = [array.find(bank) for array in found]  # all of them: `any` would stop early
             if True in moved or not watched:
                 for array in found:
                     array.check()

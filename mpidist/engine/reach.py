@@ -42,17 +42,17 @@ class Noted:
         self.noted = (0, 0)  # allocation number and offset, by which it was found
         self.array: Any = None  # None before `find`, and where this rank cannot reach it
 
-    def indices(self, tags: list[int]) -> tuple[int, int]:
+    def indices(self, bank: list[int]) -> tuple[int, int]:
         """Return the indices in ``heap.lines.words`` of the two notes."""
-        first = self._heap.lines.note_index(tags, self._at) + NOTES[self._key[1]]
+        first = self._heap.lines.note_index(bank, self._at) + NOTES[self._key[1]]
         return first, first + 1
 
-    def find(self, tags: list[int]) -> bool:
+    def find(self, bank: list[int]) -> bool:
         """Find the array again; return whether it is another one.
 
         A view is made only if it has moved: making one takes 3 µs, or 15 if the caches are cold.
         """
-        words, (number, offset) = self._heap.lines.words, self.indices(tags)
+        words, (number, offset) = self._heap.lines.words, self.indices(bank)
         noted, before = (words[number], words[offset]), self.array
         if noted == self.noted and before is not None and self.memory() is not None:
             return False

@@ -31,7 +31,7 @@ _UNREACHED = 0  # note: whether a rank cannot reach the root's array
 
 
 def rooted_program(
-    call: Call, reached: Binding, apart: Binding, heap: Heap, tags: list[int], last: bool = True
+    call: Call, reached: Binding, apart: Binding, heap: Heap, bank: list[int], last: bool = True
 ) -> Program:
     """Return the program of a call that is bound to two schedules.
 
@@ -40,23 +40,23 @@ def rooted_program(
     two meetings or after them; here it does so after the second one.  With `last` the root then
     touches the memory of other ranks, which meet it once more.
     """
-    flags = _Flags(heap, tags)
+    flags = _Flags(heap, bank)
     part = _of_root if call.rank == call.root else _of_others
     phases = part(call.root, reached, apart, flags)
     if not last:
         phases.pop()
-    return assemble([*reached.before, *apart.before], phases, heap, tags)
+    return assemble([*reached.before, *apart.before], phases, heap, bank)
 
 
 class _Flags:
     """The ranks' notes that they do not reach the root's array."""
 
-    def __init__(self, heap: Heap, tags: list[int]):
-        self.lines, self.tags, self.words = heap.lines, tags, heap.lines.words
+    def __init__(self, heap: Heap, bank: list[int]):
+        self.lines, self.bank, self.words = heap.lines, bank, heap.lines.words
 
-    def index(self, rank: int, tags: list[int]) -> int:
+    def index(self, rank: int, bank: list[int]) -> int:
         """Return the index in the words of the note of a rank."""
-        return self.lines.note_index(tags, rank) + _UNREACHED
+        return self.lines.note_index(bank, rank) + _UNREACHED
 
     def fixed(self, *ranks: int) -> list[int]:
         """Return the indices in blocking calls, on which compiled code skips an action."""
@@ -73,14 +73,14 @@ def _of_root(root: int, reached: Binding, apart: Binding, flags: _Flags) -> list
             steps[rank] = apart.layout.steps_of(_served(rank, reached.plan, apart.plan))
         for step in steps[rank]:
             for array in apart.noted(step):
-                array.find(flags.tags)
+                array.find(flags.bank)
                 array.check()
             for action in apart.bound(step):
                 action()
 
     def serve_unreached() -> None:
         for rank in others:
-            if flags.words[flags.index(rank, flags.tags)]:
+            if flags.words[flags.index(rank, flags.bank)]:
                 serve(rank)
 
     zeros = [0] * len(others)
@@ -108,15 +108,15 @@ def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> li
 
     It awaits the root in the last barrier only if the root needs its memory.
     """
-    words, tags, mine = flags.words, flags.tags, flags.lines.rank
+    words, bank, mine = flags.words, flags.bank, flags.lines.rank
     (array,) = (found for found in reached.arrays.values() if type(found) is Noted)
     watched: list[weakref.ref] = []
     tried: list[bool] = []
 
     def find(action: TargetedAction) -> list[Action]:
-        bound, moved = action.bound, array.find(tags)
+        bound, moved = action.bound, array.find(bank)
         unreached = array.array is None
-        words[flags.index(mine, tags)] = unreached
+        words[flags.index(mine, bank)] = unreached
         if moved or not tried:
             tried.append(True)
             half = apart if unreached else reached
@@ -134,7 +134,7 @@ def _of_others(root: int, reached: Binding, apart: Binding, flags: _Flags) -> li
     served = [rank for rank in range(flags.lines.size) if rank != root] if everyone else [mine]
 
     def awaited() -> tuple[int, ...]:
-        return (root,) if any(words[flags.index(rank, tags)] for rank in served) else ()
+        return (root,) if any(words[flags.index(rank, bank)] for rank in served) else ()
 
     action = TargetedAction(words, [*array.indices([0]), *flags.fixed(mine)], find)
     last = ConditionalAction(words, flags.fixed(*served), [0] * len(served), awaited)

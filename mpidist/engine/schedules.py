@@ -43,8 +43,8 @@ class ScheduleExecutor(Executor):
         """Return why a schedule does not reach the buffers of a call, or None if it does."""
         raise NotImplementedError
 
-    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
-        """Return a plan bound to a call; `tags` is ``Program.tags``, `turn` that of a `Use`."""
+    def binding(self, plan: Plan, call: Call, bank: list[int], turn: int = 0) -> Binding:
+        """Return a plan bound to a call; `bank` is ``Program.bank``, `turn` that of a `Use`."""
         raise NotImplementedError
 
     def why_not(self, call: Call, algorithm: Choice | str, background: bool) -> str | None:
@@ -66,21 +66,21 @@ class ScheduleExecutor(Executor):
 
     def program(self, call: Call, plan: Plan, use: Use = ONCE, slot: int | None = None) -> Program:
         """Bind a call to a schedule: return its new program."""
-        tags = [0]
+        bank = [0]
         first: list[Action] = []
         # A Fold of all ranks divides its operands itself; sums of some of them may overflow.
         if not plan.phases.complete and divides_first(call.op, call.dtype):
             call = _divided(call, first)
-        binding = self.binding(plan, call, tags, use.turn)
+        binding = self.binding(plan, call, bank, use.turn)
         binding.before[:0] = first
         if not (use.background or plan.mixed):
             return binding.kernel(slot)
-        return binding.program(self._host.backend, self.arrival(tags), use.persistent, slot)
+        return binding.program(self._host.backend, self.arrival(bank), use.persistent, slot)
 
-    def arrival(self, tags: list[int]) -> BoardArrival:
+    def arrival(self, bank: list[int]) -> BoardArrival:
         """Return the arrival of all ranks of the node at a call."""
         backend = self._host.backend
-        return BoardArrival(backend.board, self._host.check_same, tags, backend.patience)
+        return BoardArrival(backend.board, self._host.check_same, bank, backend.patience)
 
 
 def _divided(call: Call, first: list[Action]) -> Call:

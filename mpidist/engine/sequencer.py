@@ -122,7 +122,7 @@ class Sequencer:
 
     def execute(self, program: Program, operation: str, sequence: int, how: str) -> None:
         """Run the rounds of a program, blocking, after its operation has been announced."""
-        program.tags[0] = 0
+        program.bank[0] = 0
         if program.named is not None:
             program.named.name(sequence, operation, self.backend.board.fingerprint(sequence))
         if program.interruptible:

@@ -86,7 +86,7 @@ class SingleCopy(ScheduleExecutor):
         plan = self.plan(call, choice or self._shipped[call.collective])
         return self.program(call, plan, use)
 
-    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+    def binding(self, plan: Plan, call: Call, bank: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call; each rank notes the addresses of its own."""
         heap, memory = self.heap, self._memory
         assert heap is not None and memory is not None
@@ -111,18 +111,18 @@ class SingleCopy(ScheduleExecutor):
         ]
 
         def write_notes() -> None:
-            at = lines.note_index(tags, lines.rank)
+            at = lines.note_index(bank, lines.rank)
             for which, start in own:
                 lines.words[at + which] = start
 
         def read_addresses() -> None:
             words, note_index = lines.words, lines.note_index
             for owner, kind in addresses:
-                note = note_index(tags, plan.at[owner]) + _NOTES[kind]
+                note = note_index(bank, plan.at[owner]) + _NOTES[kind]
                 addresses[owner, kind] = words[note]
 
         return Binding(
-            *(call, layout, heap, tags, arrays, [write_notes], [read_addresses]),
+            *(call, layout, heap, bank, arrays, [write_notes], [read_addresses]),
             in_place=call.in_place,
             aside=self._aside,
             closes=True,

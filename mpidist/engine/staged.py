@@ -128,7 +128,7 @@ class Staged(ScheduleExecutor):
         short = fits and collective in self._one_shot and one_shot(call)
         return (self._one_shot if short else self._shipped)[collective]
 
-    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+    def binding(self, plan: Plan, call: Call, bank: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call, and to slot number `turn` of all ranks."""
         heap = self.heap
         assert heap is not None
@@ -143,7 +143,7 @@ class Staged(ScheduleExecutor):
                 arrays[key] = view_at(start, count, dtype)
             else:
                 arrays[key] = unowned(call.x if kind == "in" else call.out)
-        return Binding(call, layout, heap, tags, arrays, [], in_place=call.in_place)
+        return Binding(call, layout, heap, bank, arrays, [], in_place=call.in_place)
 
 
 def _slot_bytes(plan: Plan, call: Call) -> int:

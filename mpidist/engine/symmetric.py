@@ -137,16 +137,16 @@ class Symmetric(ScheduleExecutor):
         choices = self._own(call, use.background) if choice is None else [choice]
         if len(choices) == 1:
             return self.program(call, self.plan(call, choices[0]), use)
-        tags = [0]
+        bank = [0]
         if choices:
-            direct, otherwise = (self.binding(self.plan(call, c), call, tags) for c in choices)
+            direct, otherwise = (self.binding(self.plan(call, c), call, bank) for c in choices)
             last = use.background or call.collective != "reduce"
             assert self.heap is not None
-            program = rooted_program(call, direct, otherwise, self.heap, tags, last)
+            program = rooted_program(call, direct, otherwise, self.heap, bank, last)
         else:
             program = Program([], meets=True)
         if use.background:
-            arrival = self.arrival(program.tags)
+            arrival = self.arrival(program.bank)
             program.items = [Round((), arrival, ()), *program.items]
             program.named, program.meets = arrival, False
         return program
@@ -162,7 +162,7 @@ class Symmetric(ScheduleExecutor):
             return [self._shipped["reduce"][0], self._one_shot]
         return self._shipped.get(call.collective, [])
 
-    def binding(self, plan: Plan, call: Call, tags: list[int], turn: int = 0) -> Binding:
+    def binding(self, plan: Plan, call: Call, bank: list[int], turn: int = 0) -> Binding:
         """Return a plan bound to the arrays of a call, with notes on those that others find."""
         heap, layout, dtype, rank = self.heap, plan.layout(call), call.dtype, call.rank
         assert heap is not None
@@ -188,8 +188,8 @@ class Symmetric(ScheduleExecutor):
         for buffer in plan.noted:
             data = call.x if buffer == "in" else call.out
             if (rank, buffer) in plan.phases.reached and data is not None:
-                before.append(_note(heap, tags, buffer, heap.find(data)))
-        return Binding(call, layout, heap, tags, arrays, before, in_place=in_place, streams=True)
+                before.append(_note(heap, bank, buffer, heap.find(data)))
+        return Binding(call, layout, heap, bank, arrays, before, in_place=in_place, streams=True)
 
 
 def _locations(plan: Plan, call: Call, heap: Heap, background: bool = False) -> dict[str, Location]:
@@ -213,14 +213,14 @@ def _locations(plan: Plan, call: Call, heap: Heap, background: bool = False) -> 
     return found
 
 
-def _note(heap: Heap, tags: list[int], buffer: str, location: Location | None) -> Action:
+def _note(heap: Heap, bank: list[int], buffer: str, location: Location | None) -> Action:
     """Return the action that writes where this rank's array is, before the arrival."""
     lines, note = heap.lines, NOTES[buffer]
     noted = (0, 0) if location is None else (location.allocation.number, location.offset)
     words, first = lines.words, lines.note_index([0], lines.rank) + note
 
     def write() -> None:
-        at = lines.note_index(tags, lines.rank) + note
+        at = lines.note_index(bank, lines.rank) + note
         words[at], words[at + 1] = noted
 
     return ConditionalAction(words, (first, first + 1), noted, write)

@@ -69,12 +69,12 @@ class BarrierLines:
         """Return the length in bytes of the lines of `size` ranks in `banks` banks."""
         return 8 * WORDS * size * banks
 
-    def note_index(self, tags: list[int], peer: int) -> int:
+    def note_index(self, bank: list[int], peer: int) -> int:
         """Return the index in `words` of the first note of `peer`, in the bank of a program's run.
 
         `peer` writes its notes before an arrival or barrier; the other ranks read them after it.
         """
-        return (tags[0] * self.size + peer) * WORDS + _NOTES
+        return (bank[0] * self.size + peer) * WORDS + _NOTES
 
 
 AwaitedRanks = tuple[int, ...] | ConditionalAction | None
@@ -94,20 +94,20 @@ class Barrier:
     ends copies with streaming stores by a fence.  Others (ARM) may swap any two, so there a fence
     comes between.
 
-    `tags` are ``Program.tags`` of the kernel: one number, the bank of `lines` that the next run
+    `bank` is ``Program.bank`` of the kernel: one number, the bank of `lines` that the next run
     uses.  An action `awaits` returns the awaited ranks at each start, and may be skipped while
     there are none; by default all ranks are awaited.
     """
 
-    __slots__ = ("lines", "awaits", "_tags", "_count", "_others", "_patience")
+    __slots__ = ("lines", "awaits", "_bank", "_count", "_others", "_patience")
 
-    def __init__(self, lines: BarrierLines, tags: list[int], awaits: AwaitedRanks = None):
-        self.lines, self.awaits, self._tags = lines, awaits, tags
+    def __init__(self, lines: BarrierLines, bank: list[int], awaits: AwaitedRanks = None):
+        self.lines, self.awaits, self._bank = lines, awaits, bank
         self._count, self._others, self._patience = 0, lines.others[0], NO_PATIENCE
 
     def start(self) -> None:
         """Announce that this rank has reached the barrier."""
-        lines, bank = self.lines, self._tags[0]
+        lines, bank = self.lines, self._bank[0]
         self._patience = NO_PATIENCE if bank else lines.patience
         self._others = lines.others[bank] if self.awaits is None else self.awaited_words(bank)
         self._count = lines.arrive(bank)
@@ -143,16 +143,16 @@ class BoardArrival:
     their operations differ.
     """
 
-    __slots__ = ("_board", "_check", "_named", "_tags", "_patience", "_now")
+    __slots__ = ("_board", "_check", "_named", "_bank", "_patience", "_now")
 
     def __init__(
         self,
         board: Board,
         check: Callable[[int, str, int], object],
-        tags: list[int],
+        bank: list[int],
         patience: tuple[int, int],
     ):
-        self._board, self._check, self._tags, self._patience = board, check, tags, patience
+        self._board, self._check, self._bank, self._patience = board, check, bank, patience
         self._now = NO_PATIENCE
         self._named = (0, "", 0)
 
@@ -162,7 +162,7 @@ class BoardArrival:
 
     def start(self) -> None:
         """Begin to wait: the engine has announced this rank's operation already."""
-        self._now = NO_PATIENCE if self._tags[0] else self._patience
+        self._now = NO_PATIENCE if self._bank[0] else self._patience
 
     def test(self) -> bool:
         """Return whether all ranks have arrived; raise if their operations differ."""

@@ -35,21 +35,21 @@ def assemble(
     before: Sequence[Action],
     phases: Sequence[Phase],
     heap: Heap,
-    tags: list[int],
+    bank: list[int],
     slot: int | None = None,
 ) -> Program:
     """Return the program of a kernel, with a barrier of `heap` between its phases.
 
-    `tags` is ``Program.tags``: one number, the set of barrier counters and notes in ``heap.lines``
+    `bank` is ``Program.bank``: one number, the set of barrier counters and notes in ``heap.lines``
     that a run uses; 0 in blocking calls.  The kernel's actions read it at each run.  `slot` is the
     staging slot that the kernel uses.
     """
     items: list[Round | Side] = []
     for actions, awaits in phases:
         # All ranks have just arrived at the call: the first phase needs no barrier.
-        barrier = Barrier(heap.lines, tags, awaits) if items else None
+        barrier = Barrier(heap.lines, bank, awaits) if items else None
         items.append(Round((), barrier, tuple(actions)))
-    return Program(items, tags=tags, before=tuple(before), slot=slot, meets=True)
+    return Program(items, bank=bank, before=tuple(before), slot=slot, meets=True)
 
 
 def one_shot(call: Call) -> bool:
