@@ -22,7 +22,7 @@ from .record import Record
 from .tags import GREETING, in_bank
 
 NBYTES = 128
-_MOST_ANSWERS = 64
+_MOST_LATE = 64
 Bind = Callable[[Sequence[RoundMessage]], Transfer]
 
 
@@ -54,11 +54,11 @@ def _header() -> Record:
     return Record(2, NBYTES)
 
 
-class Answers:
+class LateGreetings:
     """Receives of greetings from peers that send this rank no data; compared when they arrive."""
 
     def __init__(self, backend: Backend):
-        self._backend = weakref.proxy(backend)  # the key of this object in `_answers`
+        self._backend = weakref.proxy(backend)  # the key of this object in `_late_greetings`
         self._pending: deque[tuple[Any, Record, int, NamedCall]] = deque()
 
     def expect(self, peer: int, tag: int, named: NamedCall) -> None:
@@ -68,7 +68,7 @@ class Answers:
         self._pending.append((request, header, peer, named))
 
     def look(self) -> bool:
-        """Compare the arrived greetings; return whether at most `_MOST_ANSWERS` (64) are pending.
+        """Compare the arrived greetings; return whether at most `_MOST_LATE` (64) are pending.
 
         Raises CollectiveMismatch if a peer names another call; this rank's may have ended already.
         """
@@ -79,7 +79,7 @@ class Answers:
                 named.compare(header, self._backend.rank, peer, 0)
             else:
                 pending.append((request, header, peer, named))
-        return len(pending) <= _MOST_ANSWERS
+        return len(pending) <= _MOST_LATE
 
     def cancel(self) -> None:
         """Cancel the pending receives, at exit, before their memory is freed."""
@@ -87,20 +87,20 @@ class Answers:
             self._pending.pop()[0].cancel()
 
 
-_answers: weakref.WeakKeyDictionary[Backend, Answers] = weakref.WeakKeyDictionary()
+_late_greetings: weakref.WeakKeyDictionary[Backend, LateGreetings] = weakref.WeakKeyDictionary()
 
 
-def answers_of(backend: Backend) -> Answers:
-    """Return the one `Answers` object of a backend, created at its first use."""
-    if backend not in _answers:
-        _answers[backend] = Answers(backend)
-    return _answers[backend]
+def late_greetings_of(backend: Backend) -> LateGreetings:
+    """Return the one `LateGreetings` object of a backend, created at its first use."""
+    if backend not in _late_greetings:
+        _late_greetings[backend] = LateGreetings(backend)
+    return _late_greetings[backend]
 
 
 @atexit.register
 def _cancel() -> None:
-    for answers in _answers.values():
-        answers.cancel()
+    for late in _late_greetings.values():
+        late.cancel()
 
 
 class _Peer:
@@ -119,13 +119,13 @@ class Greeting:
     """The greetings of one program, to and from the ranks of other nodes (`absent`).
 
     `bank` is a list of one number, set before each run: the run's bank (range of `space` tags).
-    `answers` are those of all programs of the communicator.
+    `late` are those of all programs of the communicator.
     """
 
     def __init__(
-        self, rank: int, absent: frozenset[int], answers: Answers, bank: list[int], space: int
+        self, rank: int, absent: frozenset[int], late: LateGreetings, bank: list[int], space: int
     ):
-        self._rank, self.absent, self._answers = rank, absent, answers
+        self._rank, self.absent, self._late = rank, absent, late
         self._bank, self._space = bank, space
         self._peers: dict[int, _Peer] = {}
         self._heads: dict[int, Record] = {}
@@ -169,19 +169,19 @@ class Greeting:
         #     0 ◀──── greeting ────── 2   0 does not wait: it compares it later, perhaps in a later
         #                                 call; else two roots of a broadcast would go unnoticed
         #     0 → 1, 2 → 3, 2 → 4         no greetings: ranks of one node compare on the board
-        self._answers.look()
+        self._late.look()
         for peer in self._peers.values():
             peer.heard = False
             if peer.expected is not None:
                 peer.transfer.start()
             else:
                 tag = in_bank(GREETING, self._bank[0], self._space)
-                self._answers.expect(peer.rank, tag, self._named)
+                self._late.expect(peer.rank, tag, self._named)
         self._sends.start()
 
     def test(self) -> bool:
-        """Return whether this rank's greetings are sent and at most `_MOST_ANSWERS` are awaited."""
-        return self._sends.test() and self._answers.look()
+        """Return whether this rank's greetings are sent and at most `_MOST_LATE` are awaited."""
+        return self._sends.test() and self._late.look()
 
     def heard(self, ranks: Sequence[int]) -> bool:
         """Return whether the greetings of `ranks` have arrived and name the same call.

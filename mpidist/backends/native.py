@@ -161,7 +161,7 @@ class NativeCollectives:
 
     def actions(self, call: Call) -> Actions:
         """Return actions to run in order: the library's blocking call, and arithmetic around it."""
-        before, ours, after = _apart(*_around(call))
+        before, ours, after = _with_copied_input(*_around(call))
         method, *arguments = self._bound(ours, "")
         bound = partial(method, *arguments)
         if call.op is not None and not call.op.builtin:
@@ -170,7 +170,7 @@ class NativeCollectives:
 
     def started(self, call: Call) -> tuple[Actions, _Request, Actions]:
         """Return (before, request, after): the non-blocking call and the arithmetic around it."""
-        before, ours, after = _apart(*_around(call))
+        before, ours, after = _with_copied_input(*_around(call))
         method, *arguments = self._bound(ours, "I")
         return before, _Request(method, arguments, call.op), after
 
@@ -331,7 +331,9 @@ def _around(call: Call) -> tuple[Actions, Call, Actions]:
     return before, ours, [partial(narrow, result, _view(call.out))]
 
 
-def _apart(before: Actions, call: Call, after: Actions) -> tuple[Actions, Call, Actions]:
+def _with_copied_input(
+    before: Actions, call: Call, after: Actions
+) -> tuple[Actions, Call, Actions]:
     """Return what :func:`_around` did, with a copy of the input where in place would crash."""
     mine = call.collective == "reduce" and call.rank == call.root != 0 and call.in_place
     if not mine or call.x is None or not _crashes_in_place():

@@ -317,7 +317,7 @@ class SimulatedBackend(Backend):
                     continue
                 group.waiting.add(rank)
                 if len(group.waiting) + len(group.gone) >= self.size and not group.late:
-                    self._stuck()
+                    self._raise_deadlock()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     group.waiting.discard(rank)
@@ -325,7 +325,7 @@ class SimulatedBackend(Backend):
                 group.condition.wait(left if left is not None and left < 0.1 else 0.1)
                 group.waiting.discard(rank)
 
-    def _stuck(self) -> None:
+    def _raise_deadlock(self) -> None:
         """Raise RankFailed if a rank has ended by a failure, else DeadlockError."""
         group = self._group
         waits = ", ".join(map(str, sorted(group.waiting)))

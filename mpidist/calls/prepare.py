@@ -37,8 +37,8 @@ class _Role(NamedTuple):
 
     has_input: bool
     has_result: bool
-    joins: bool  # whether the inputs of the ranks are parts of one result,
-    deals: bool  # and the results parts of one input
+    gathers: bool  # whether the inputs of the ranks are parts of one result,
+    scatters: bool  # and the results parts of one input
     compared: bool  # whether every rank has an input, whose shape can be compared between the ranks
 
 
@@ -48,8 +48,8 @@ def _role(collective: str, rank: int, size: int, root: int) -> _Role:
     inputs, outputs = contract.input_blocks, contract.output_blocks
     has_input, has_result = (len(of(rank, size, root, n)) > 0 for of in (inputs, outputs))
     # On a single rank a part is the whole: asked of two, the first of which is the root.
-    joins, deals = len(inputs(0, 2, 0, 2)) == 1, len(outputs(0, 2, 0, 2)) == 1
-    return _Role(has_input, has_result, joins, deals, compared=len(inputs(1, 2, 0, 2)) > 0)
+    gathers, scatters = len(inputs(0, 2, 0, 2)) == 1, len(outputs(0, 2, 0, 2)) == 1
+    return _Role(has_input, has_result, gathers, scatters, compared=len(inputs(1, 2, 0, 2)) > 0)
 
 
 def prepare(
@@ -80,7 +80,7 @@ def prepare(
         if not contract.averages:
             check_no_mean(collective, op, place)
     root = place.check_rank(root, "root") if contract.rooted else 0
-    has_input, has_result, joins, deals, compared = _role(collective, rank, size, root)
+    has_input, has_result, gathers, scatters, compared = _role(collective, rank, size, root)
 
     # The input: in the user's shape, and flat.  A rank without one knows the memory to be filled.
     data: Any = None
@@ -103,12 +103,12 @@ def prepare(
     wanted, own, even, agreed = shape, None, True, ""
     if contract.per_rank:
         each = math.prod(shape[1:])
-        rows = _rows(collective, shape, counts, place, joins, result is not None)
+        rows = _rows(collective, shape, counts, place, gathers, result is not None)
         into = rows if receives is None else check_counts(receives, place)
         tables = tuple([n * each for n in rows]), tuple([n * each for n in into])
-        wanted = (into[rank] if deals else sum(into), *shape[1:])
+        wanted = (into[rank] if scatters else sum(into), *shape[1:])
         even = counts is None
-        if joins != deals:  # not alltoall: no rank knows all of its parts
+        if gathers != scatters:  # not alltoall: no rank knows all of its parts
             even = even or len(set(tables[0])) == 1
             start = sum(tables[0][:rank])
             own = slice(start, start + tables[0][rank])
@@ -163,7 +163,7 @@ def check_no_mean(collective: str, op: Op, place: Caller) -> None:
         )
 
 
-def apart(call: Call, stream: int) -> Call:
+def with_copied_input(call: Call, stream: int) -> Call:
     """Return an in-place call with a copy of its input as `x` where it would be overwritten unread.
 
     So it is of alltoall and exscan; other calls are returned unchanged.  The copy is queued on a
@@ -203,21 +203,21 @@ def _rows(
     shape: tuple[int, ...],
     counts: Sequence[int] | None,
     place: Caller,
-    joins: bool,
+    gathers: bool,
     received: bool,
 ) -> tuple[int, ...]:
     """Check `shape` against `counts`; return the number of rows of each rank's part.
 
-    `shape` is that of `out` if `received`, else of `x`.  `joins` is whether the ranks' inputs are
-    parts of one result, as in gather.  With `joins` or `received` the array is this rank's part;
+    `shape` is that of `out` if `received`, else of `x`.  `gathers` is whether the ranks' inputs are
+    parts of one result, as in gather.  With `gathers` or `received` the array is this rank's part;
     else it is the whole, dealt out to the ranks.
     """
     argument = "out" if received else "x"
-    if not shape and not joins:
+    if not shape and not gathers:
         raise place.wrong(f"{argument} is 0-d: expected rows along axis 0 for {collective}")
     length = shape[0] if shape else 1
     rows = None if counts is None else check_counts(counts, place)
-    if joins or received:
+    if gathers or received:
         rows = rows or (length,) * place.size
         if rows[place.rank] != length:
             raise place.wrong(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from ..backends.base import Backend, RoundMessage, Transfer, UnboundTransfer
-from ..backends.greeting import Greeted, Greeting, answers_of
+from ..backends.greeting import Greeted, Greeting, late_greetings_of
 from ..backends.program import Action, Program, Round, Side
 from ..backends.tags import STRANDS, of_strand, tags_of
 from ..calls.call import Call
@@ -305,8 +305,8 @@ class Binder:
         roll_call = backend.roll_call
         self._greeting: Greeting | None = None
         if roll_call is not None and roll_call.absent:
-            absent, answers = frozenset(roll_call.absent), answers_of(cast(Backend, backend))
-            self._greeting = Greeting(backend.rank, absent, answers, self._bank, self._space)
+            absent, late = frozenset(roll_call.absent), late_greetings_of(cast(Backend, backend))
+            self._greeting = Greeting(backend.rank, absent, late, self._bank, self._space)
 
     def program(self, written: Written, storage: Storage, finish: Sequence[Action] = ()) -> Program:
         """Return the program of a whole schedule; `finish` are actions after its last round."""

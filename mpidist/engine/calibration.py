@@ -117,13 +117,13 @@ def measure_links(comm: MeasuredGroup) -> tuple[list[LinkSpeed], Calibration]:
     inside = [link for link in found if link.inside] or found
     across = [link for link in found if not link.inside]
     gamma = float(comm.allreduce(add_cost(), op="max"))
-    near = _middle(inside) if inside else (0.0, 0.0)
+    near = _medians(inside) if inside else (0.0, 0.0)
     if not across or inside == across:
         return found, Calibration(*near, gamma)
-    return found, Calibration(*near, gamma, *_middle(across))
+    return found, Calibration(*near, gamma, *_medians(across))
 
 
-def _middle(links: list[LinkSpeed]) -> tuple[float, float]:
+def _medians(links: list[LinkSpeed]) -> tuple[float, float]:
     return median([link.alpha for link in links]), median([link.beta for link in links])
 
 
@@ -165,7 +165,7 @@ def calibrate_shortly(
     first = rates[0] if rates else (0.0, 0.0)
     across = rates[-1] if near and far else (-1.0, -1.0)
     figures = np.array([*first, gamma, *across])
-    _spread(backend, figures, deadline)
+    _broadcast(backend, figures, deadline)
     alpha, beta, gamma, far_alpha, far_beta = figures.tolist()
     found = Calibration(alpha, beta, gamma)
     if far_alpha >= 0:
@@ -213,7 +213,7 @@ def _ping_pong(
     return median(times[1:]) / 2  # the first trip is a warm-up
 
 
-def _spread(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
+def _broadcast(backend: Backend, figures: np.ndarray, deadline: float | None) -> None:
     """Broadcast rank 0's measurements to all ranks, in place in `figures`."""
     if backend.rank:
         _move(backend, backend.irecv, figures, 0, deadline)

@@ -203,7 +203,7 @@ class Layout:
         align: int,
         segments: tuple[int, int],
     ):
-        self._cut = segments
+        self._segmented = segments
         self.plan, self._lengths, self._rank = plan, lengths, where[0]
         self.lengths: dict[Any, int] = {}  # elements of each array, by what stands for it
         self._keys: dict[Key, Key] = {}
@@ -290,7 +290,7 @@ class Layout:
 
     def _segments(self, rounds: Sequence[Messages]) -> Segments:
         """Return rounds of messages in a row, cut into segments: each does what the whole does."""
-        (count, window), where, strands = self._cut, self._storage.where, []
+        (count, window), where, strands = self._segmented, self._storage.where, []
         # A round may leave a block in another place, where later rounds find it: each segment has
         # to begin with the places before the first round, not with those the one before it left.
         before = dict(where)

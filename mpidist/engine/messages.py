@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 28  # of the elements that follow; a dropped message takes no
 _HEAD = struct.Struct("<QIH")  # bytes of the message, tag of the elements or 0, bytes of the text
 _LONGEST_TEXT = SHORT_BYTES - INLINE_BYTES - _HEAD.size - 16  # 16: the header is padded
 _OBJECT = b"object"
-_SEND = "send to rank {}".format
+_send_text = "send to rank {}".format
 _AT_A_TIME = 16  # messages polled in each wait for something else
 
 
@@ -40,7 +40,7 @@ def _nothing() -> None:
     """Return None, the result of a send."""
 
 
-def _RECV(peer: int | None) -> str:
+def _recv_text(peer: int | None) -> str:
     return "recv from any rank" if peer is None else f"recv from rank {peer}"
 
 
@@ -83,7 +83,7 @@ class PointToPoint:
     def send(self, x: Any, peer: Any, tag: Any) -> None:
         """Send an array."""
         peer, data = self.peer(peer), as_input(x, self.place.rank)
-        self.wait(self.post(data, self.form(data.dtype, data.shape), peer, tag), _SEND, peer)
+        self.wait(self.post(data, self.form(data.dtype, data.shape), peer, tag), _send_text, peer)
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send an array."""
@@ -104,7 +104,9 @@ class PointToPoint:
         ``end()``, called when the message is complete, returns the result of the Work.  Memory that
         is not `readable`, as that of a GPU, may be accessed by MPI only.
         """
-        return self._work(self.post(data, form, peer, tag, "array", readable), _SEND, peer, end)
+        return self._work(
+            self.post(data, form, peer, tag, "array", readable), _send_text, peer, end
+        )
 
     def post(
         self,
@@ -162,7 +164,7 @@ class PointToPoint:
         arrival = Run(self.take(first, room, form, peer, tag))
         self.arrivals.add(arrival)
         sender = (lambda: peer) if peer is not None else (lambda: getattr(first, "source", None))
-        return self._work(arrival.test, _RECV, peer, end, sender)
+        return self._work(arrival.test, _recv_text, peer, end, sender)
 
     def _first(self, peer: int | None, wire: int) -> Any:
         """Post the receive of a header from `peer` (None: from any rank); return the request."""
@@ -175,12 +177,12 @@ class PointToPoint:
         """Receive a message of the given `form` (None: any) into `room`; `wire` is its wire tag."""
         self.sequencer.check_usable()
         first = self._first(peer, wire)
-        self.wait(first.test, _RECV, peer, timeout)
+        self.wait(first.test, _recv_text, peer, timeout)
         if form is not None and first.content.startswith(form.head):  # the usual short message
             room.store(first.content, len(form.head), form.nbytes)
             first.release()
         else:
-            self.wait(Run(self.take(first, room, form, peer, tag)).test, _RECV, peer, timeout)
+            self.wait(Run(self.take(first, room, form, peer, tag)).test, _recv_text, peer, timeout)
 
     def _output(self, out: Any) -> np.ndarray:
         """Return a numpy array on the memory of `out`, a user's argument to receive into."""
@@ -195,7 +197,7 @@ class PointToPoint:
             nbytes = dtype.itemsize
             for length in shape:
                 nbytes *= length
-            text = _cut(f"{words_of(dtype)} {tuple(n for n in shape if n != 1)}".encode())
+            text = _shortened(f"{words_of(dtype)} {tuple(n for n in shape if n != 1)}".encode())
             form = Form(nbytes, text, _head(nbytes, 0, text))
             if len(self._forms) >= 1024:
                 self._forms.clear()
@@ -322,14 +324,14 @@ class PointToPoint:
             self.sequencer.check_usable()
             self.wait(test, describe, peer, timeout)
 
-        def translated() -> bool:
+        def polled() -> bool:
             try:
                 return test()
             except Exception as error:
                 raise self.backend.translate(error) from error.__cause__
 
         sequencer = self.sequencer
-        return Work(translated, wait, end, self._works, sender, door=sequencer.door)
+        return Work(polled, wait, end, self._works, sender, door=sequencer.door)
 
     def wait(
         self,
@@ -388,7 +390,7 @@ class PointToPoint:
         """Send any object that can be pickled."""
         peer, data = self.peer(peer), as_bytes(value, self.place.rank)
         form = Form(data.nbytes, _OBJECT, _head(data.nbytes, 0, _OBJECT))
-        self.wait(self.post(data, form, peer, tag, kind), _SEND, peer)
+        self.wait(self.post(data, form, peer, tag, kind), _send_text, peer)
 
     def recv_object(
         self, peer: Any, tag: Any = 0, timeout: Any = UNSET, kind: str = "object"
@@ -513,7 +515,7 @@ def _head(nbytes: int, follows: int, text: bytes) -> bytes:
     return head + b" " * (-len(head) % 16)
 
 
-def _cut(text: bytes) -> bytes:
+def _shortened(text: bytes) -> bytes:
     """Shorten a long description; a digest of all of it keeps comparisons exact."""
     if len(text) <= _LONGEST_TEXT:
         return text

@@ -129,8 +129,8 @@ class Binding:
                 if transfer or actions:
                     items.append(Round((), transfer, tuple(actions)))
                 transfer, actions = None, []
-                for cut in group:
-                    items.extend(binder.side(cut.strands, cut.window, arena, heard))
+                for segments in group:
+                    items.extend(binder.side(segments.strands, segments.window, arena, heard))
             if transfer or actions:
                 items.append(Round((), transfer, tuple(actions)))
 

@@ -20,7 +20,7 @@ from .binding import held_bytes
 from .sequencer import Sequencer
 
 LIMIT = 128 << 20  # bytes held by the bound calls of one communicator, scratch memory included
-NOTED = 1 << 14  # calls that are remembered without being kept, about 300 bytes each
+MOST_USES = 1 << 14  # calls that are remembered without being kept, about 300 bytes each
 _MOST_ALIKE = 64 << 10  # bytes of calls that are found by the likeness of their arrays
 _SEEN = 1 << 12  # arrays of such calls that are remembered, about 200 bytes each
 CALL_BYTES = 6 << 10  # of a bound call itself
@@ -243,7 +243,7 @@ class Programs:
         self.limit, self.nbytes, self._clock = limit, 0, clock
         self.entries: OrderedDict[Hashable, Bound] = OrderedDict()
         self._repeated: dict[Hashable, Repeated] = {}
-        self._noted: dict[int, tuple[int, tuple[weakref.ref, ...]]] = {}
+        self._uses: dict[int, tuple[int, tuple[weakref.ref, ...]]] = {}
         self._alike: dict[Hashable, Alike] = {}
         self._seen: dict[int, weakref.ref] = {}  # arrays of such calls, by their id
 
@@ -405,10 +405,10 @@ class Programs:
         or a thing takes no weak reference.
         """
         mark = hash(key)
-        before = self._noted.get(mark)
-        if before is None and len(self._noted) >= NOTED:
+        before = self._uses.get(mark)
+        if before is None and len(self._uses) >= MOST_USES:
             self._forget_half()
-        self._noted[mark] = self._clock.sequence, tuple(map(weakref.ref, things))
+        self._uses[mark] = self._clock.sequence, tuple(map(weakref.ref, things))
         if before is None or len(before[1]) != len(things):
             return None
         for ref, thing in zip(before[1], things):
@@ -418,8 +418,8 @@ class Programs:
 
     def _forget_half(self) -> None:
         """Forget the older half of the recorded uses, and of the others those with dead arrays."""
-        noted = list(self._noted.items())[NOTED // 2 :]
-        self._noted = {m: n for m, n in noted if all(ref() is not None for ref in n[1])}
+        recent = list(self._uses.items())[MOST_USES // 2 :]
+        self._uses = {m: n for m, n in recent if all(ref() is not None for ref in n[1])}
 
     def make_room(self, since: int | None, nbytes: int = 0) -> bool:
         """Drop bound calls to make room; return whether a call last used at `since` may be kept.
@@ -454,7 +454,7 @@ class Programs:
 
         if key in self.entries:
             self.drop(key)
-        self._noted.pop(hash(key), None)
+        self._uses.pop(hash(key), None)
         bound.used = self._clock.sequence
         bound.watched = list(map(weakref.ref, owners, repeat(forget))) if owners else []
         self.entries[key] = bound
@@ -476,5 +476,5 @@ class Programs:
         self._repeated.clear()
         self._alike.clear()
         self._seen.clear()
-        self._noted.clear()
+        self._uses.clear()
         self.nbytes = 0

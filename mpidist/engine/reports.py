@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..backends.base import Backend
 from ..backends.board import HISTORY, fence
-from ..backends.greeting import answers_of
+from ..backends.greeting import late_greetings_of
 from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, RankFailed
 from ..measure import plural
 
@@ -70,7 +70,7 @@ class Reports:
         roll_call = self._roll_call
         if roll_call is None:
             return
-        answers_of(self._backend).look()
+        late_greetings_of(self._backend).look()
         roll_call.ask(sequence)
         for rank, (reason, mismatch) in roll_call.notices(sequence).items():
             kind = CollectiveMismatch if mismatch else CommunicatorBroken
@@ -165,7 +165,7 @@ class Reports:
         other = board.different(sequence, fingerprint)
         alike = self._backend.alike
         if self._roll_call is not None:
-            answers_of(self._backend).look()
+            late_greetings_of(self._backend).look()
         if alike and not other:
             return
         self._check_given_up(sequence, operation, other)

@@ -16,7 +16,7 @@ from typing import Any
 from ..backends.executor import ONCE, Use
 from ..backends.program import Program, library_call
 from ..calls.call import Call
-from ..calls.prepare import apart
+from ..calls.prepare import with_copied_input
 from ..device.array import DeviceArray
 from ..device.base import Device
 from ..engine.programs import Bound
@@ -64,7 +64,7 @@ class CudaAwareMpi(GpuExecutor):
             self._copy(call.out, call.x)  # MPI broadcasts in place
             call = replace(call, x=None)
         stream = arrays[0].stream
-        separate = apart(call, stream)
+        separate = with_copied_input(call, stream)
         if separate is call:
             return self._bound(call, arrays)
         self.device.synchronize(stream)

@@ -134,14 +134,14 @@ def test_calls_are_known_by_their_array():
 
 
 def test_what_is_noted_is_bounded(monkeypatch):
-    monkeypatch.setattr(programs, "NOTED", 64)
+    monkeypatch.setattr(programs, "MOST_USES", 64)
     keeps, held = cache(100), [np.zeros(1) for _ in range(300)]
     for key, x in enumerate(held):
         use_at(keeps, key, key, x)
-        assert len(keeps._noted) <= 64
+        assert len(keeps._uses) <= 64
     assert use_at(keeps, 300, 299, held[299]) == 299
     del held, x
     gc.collect()
     for key in range(400, 600):
         use_at(keeps, key, key)
-        assert len(keeps._noted) <= 64
+        assert len(keeps._uses) <= 64

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...backends.program import Action
 from ...calls.call import Call
-from ...calls.prepare import apart
+from ...calls.prepare import with_copied_input
 from ...device.array import DeviceArray
 from ...device.base import InFlight
 from ...errors import CommunicationError, UnsupportedDtype
@@ -72,7 +72,7 @@ class NcclQueue:
         arrays = _arrays(call)
         stream = arrays[0].stream
         self._wait_for_queued(arrays, stream)
-        scratch = (queue or self._queue)(apart(call, stream), stream)
+        scratch = (queue or self._queue)(with_copied_input(call, stream), stream)
         self._let_wait(stream, {a.stream for a in arrays})
         event = self._watch(call, stream, timeout)
         if scratch:
@@ -92,7 +92,7 @@ class NcclQueue:
             self._side_stream = self.device.new_stream()
         side = self._side_stream
         self._wait_for_queued(arrays, side)
-        scratch = self._queue(apart(call, side), side)
+        scratch = self._queue(with_copied_input(call, side), side)
         event = self._watch(call, side, timeout, check)
         self._scratch.hold(event, [scratch, *arrays])
 
