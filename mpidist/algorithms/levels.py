@@ -35,6 +35,7 @@ def play(
     algorithm = choice.algorithm
     pieces = algorithm.block_count(size) // len(shares)
 
+    # Shares (0 1 2 3) and (4 5 6 7), an algorithm of 4 blocks: its block 3 is 6 and 7.
     def blocks(block: int) -> Any:
         share = shares[block // pieces]
         each = len(share) // pieces

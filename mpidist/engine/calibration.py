@@ -159,7 +159,7 @@ def calibrate_shortly(
     """
     near, far = groups[0][1:2], groups[1][:1] if len(groups) > 1 else ()
     pairs = [*near, *far]
-    share = SECONDS / max(2 * len(pairs), 1)
+    share = SECONDS / max(2 * len(pairs), 1)  # of a short and of a long message
     rates = [_rates(backend, peer, share, deadline) for peer in pairs]
     gamma = add_cost(_SHORTER) if backend.rank == 0 else 0.0
     first = rates[0] if rates else (0.0, 0.0)

@@ -156,6 +156,7 @@ def why_not_each(
         raise Unsupported(f"{VARIABLE}={forced}: {cannot[forced]}")
     if cannot[NCCL] is None and forced in ("", NCCL) and cannot[MPI] is None:
         cannot[MPI] = "NCCL is in use, and NCCL and MPI on one GPU can deadlock"
+    # "staged" serves what the forced one cannot; "ipc" leaves all but symmetric arrays to others.
     others = set(NAMES) - {forced, STAGED} if forced and forced != IPC else set()
     for name in others:
         cannot[name] = cannot[name] or f"{VARIABLE}={forced} forces another executor"

@@ -243,7 +243,7 @@ class OneSided:
             self._meetings[key] = []
         if rank not in counts or not counts.keys() >= set(awaits or ()):
             raise strand.error(f"is not a meeting of this rank, and of those it awaits: {step!r}")
-        number = counts[rank]
+        number = counts[rank]  # the n-th meetings of a group's ranks are one meeting
         counts[rank] += 1
         self.meetings[rank] += 1
         held = self._meetings[key]
@@ -268,6 +268,8 @@ class OneSided:
             whole = len(meeting.waiting) == len(group)
             if whole:
                 self.races.meet(group)
+            # All that awaited the whole group leave with one dict: by its identity it is seen later
+            # that they know the same.
             together = None
             for strand in meeting.waiting:
                 if not whole:

@@ -67,6 +67,8 @@ class Races:
 
     def begin(self, strand: Strand) -> None:
         """Number a strand that starts; a strand of a ``parallel`` knows what its parent knows."""
+        # The ranks' whole schedules begin first, so their numbers are the ranks: if an owner is in
+        # what a strand knows, the owner has called before.
         strand.thread = len(self.rank_of)
         self.rank_of.append(strand.rank)
         strand.tick = BEFORE + 1

@@ -50,6 +50,7 @@ class Strand:
         Raises ScheduleError if a concurrent strand writes the block, or this one writes what a
         concurrent one uses.
         """
+        # At each enclosing `parallel` in turn, of which another strand may use the block.
         level: Strand | None = self
         while level is not None and level.siblings is not None:
             index = level.path[-1]
