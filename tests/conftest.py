@@ -9,6 +9,7 @@ import gc
 import os
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -164,3 +165,9 @@ def comm(comm_of_all, request):
     if request.node.get_closest_marker("one_node") and comm_of_all.topology.num_nodes > 1:
         pytest.skip("needs all ranks on one node")
     return comm_of_all
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """The temporary folder of rank 0, on every rank."""
+    return Path(comm.broadcast_object(str(tmp_path)))

@@ -1,9 +1,11 @@
 """Adapters for model libraries: frameworks.base.ADAPTERS and the functions that read it."""
 
+import pickle
+
 import numpy as np
 import pytest
 
-from mpidist.frameworks.base import ADAPTERS, adapter, digest, framework_of, library
+from mpidist.frameworks.base import ADAPTERS, adapter, digest, dtype_name, framework_of, library
 from mpidist.nn import SGD, Adam
 from tests.support.training_kits import NEEDS_TORCH
 
@@ -78,3 +80,10 @@ def test_is_elementwise_of_nn():
     framework = framework_of(np.ones(1))
     assert framework.is_elementwise(SGD) and framework.is_elementwise(Adam)
     assert not framework.is_elementwise(type("Mine", (SGD,), {}))
+
+
+def test_dtype_name_of_an_unpickled_dtype():
+    """A dtype that was unpickled does not count as built in."""
+    for dtype in ("complex128", "float32", "int8"):
+        there = pickle.loads(pickle.dumps(np.dtype(dtype)))
+        assert dtype_name(there) == dtype_name(np.dtype(dtype)) == np.dtype(dtype).str

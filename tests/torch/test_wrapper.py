@@ -369,7 +369,7 @@ def test_zero_grad_fills_with_zeros_if_asked(comm):
 
 
 @pytest.mark.ranks(1, 3)
-def test_what_torch_ignores_is_ignored(comm, tmp_path):
+def test_what_torch_ignores_is_ignored(comm, folder):
     """Own gradients and values on each rank, which a checkpoint saves; even their shapes differ."""
     torch_ddp = nn.parallel.DistributedDataParallel
 
@@ -397,7 +397,7 @@ def test_what_torch_ignores_is_ignored(comm, tmp_path):
     assert net[0].bias.grad.item() == mine and net[1].running_mean.item() == mine
     model.broadcast_parameters()
     assert net[0].bias.item() == mine and not model.unlike_parameters()
-    checkpoint = Checkpoint(comm.broadcast_object(str(tmp_path)), comm)
+    checkpoint = Checkpoint(folder, comm)
     checkpoint.save(1, model=model)
     other = make(0.0)
     again = DDP(other, comm, **SMALLEST)
