@@ -33,7 +33,7 @@ from mpidist.schedule.rounds import Copy, Reduce, Send, parallel
 from mpidist.schedule.unrolled import Lengths, materialise
 from mpidist.testing import check_backend
 from tests.support import collective_cases as cases
-from tests.support import message_cases
+from tests.support.messages import short_and_long_in_order
 
 SHORT = CollectiveConfig(timeout=0.4)
 SOON = 40.0  # seconds: before the default deadline, on a loaded machine too
@@ -286,45 +286,6 @@ def test_a_rank_that_is_killed():
     assert time.monotonic() - begin < SOON  # no deadline was needed
 
 
-MESSAGES = {
-    "lengths": lambda comm: message_cases.check_lengths(comm, "recv"),
-    "lengths, irecv": lambda comm: message_cases.check_lengths(comm, "irecv"),
-    "forms": lambda comm: message_cases.check_forms(comm, "recv"),
-    "alike": message_cases.check_alike,
-    "order": message_cases.check_order,
-    "any": message_cases.check_any,
-    "any, mismatch": message_cases.check_any_mismatch,
-    "probe": message_cases.check_probe,
-    "group": message_cases.check_group,
-    "both ways": lambda comm: message_cases.check_both_ways(comm, "ring"),
-    "dropped": message_cases.check_dropped,
-}
-
-
-@pytest.mark.parametrize("case", MESSAGES)
-def test_messages(case):
-    run_simulated(3, MESSAGES[case])
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("case", message_cases.POSTED)
-def test_posted_messages(case, size):
-    run_simulated(size, message_cases.POSTED[case])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize(
-    "check",
-    [
-        message_cases.check_posted_refusals,
-        message_cases.check_messages_to_oneself,
-        message_cases.check_freed,
-    ],
-)
-def test_posted_messages_that_are_refused(check, size):
-    run_simulated(size, check)
-
-
 @pytest.mark.parametrize("limit", [32767, 32768, 2**23 - 1, 2**31 - 1])
 def test_tags_of_each_kind_are_apart(limit):
     """Those of collectives, of each kind of message, and of set-up, whatever the backend allows."""
@@ -374,7 +335,7 @@ def test_late_messages():
     def delay(source, target, number):
         return 0.02 * (number % 3)
 
-    run_simulated(2, message_cases.check_order, faults=Faults(delay=delay))
+    run_simulated(2, short_and_long_in_order, faults=Faults(delay=delay))
 
 
 def test_raising_rank_is_reported():

@@ -16,7 +16,7 @@ from mpidist.engine.reach import Noted
 from mpidist.errors import CollectiveMismatch, InvalidRank
 from mpidist.selection.config import CollectiveConfig
 from mpidist.shared_memory import compiled
-from tests.support.message_cases import done, stay_away
+from tests.support.messages import done, stay_away
 
 pytestmark = pytest.mark.one_node
 SIZES = (1, 1009, 70_001)  # one shot and two; no multiple of anything
