@@ -8,7 +8,7 @@ from mpidist import Op
 from mpidist.errors import InvalidArgument, Unsupported, UnsupportedDtype
 from mpidist.operations import OPS, divides_first
 from mpidist.schedule import algorithms
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "longlong"]
 FLOATS = ["float16", "float32", "float64", "longdouble", ">f4", ">f8"]

@@ -7,7 +7,7 @@ from mpidist import Communicator
 from mpidist.backends.tags import GREETING
 from mpidist.errors import Unsupported
 from mpidist.schedule import algorithms, prove
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 
 class Refuses:

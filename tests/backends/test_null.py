@@ -6,7 +6,7 @@ import pytest
 from mpidist import Communicator
 from mpidist.backends.null import NullBackend
 from mpidist.errors import CollectiveTimeout
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid)")  # what the memory held is added

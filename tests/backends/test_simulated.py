@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from mpidist.schedule.contract import COLLECTIVES
 from mpidist.schedule.rounds import Copy, Reduce, Send, parallel
 from mpidist.schedule.unrolled import Lengths, materialise
 from mpidist.testing import check_backend
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 from tests.support.messages import short_and_long_in_order
 
 SHORT = CollectiveConfig(timeout=0.4)
@@ -116,22 +115,6 @@ def test_conformance_names_missing_members(cls):
     del backend.hosts
     with pytest.raises(AssertionError, match="attributes, rank 0.*hosts"):
         check_backend(lambda: [backend])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize(("collective", "name"), cases.WITHOUT_NATIVE)
-def test_collectives(size, collective, name):
-    def body(comm):
-        cannot = cases.cannot(comm, collective, name)
-        for n, in_place in ((0, False), (1, True), (size + 1, False), (29, True)):
-            check = partial(cases.CHECKS[collective], comm, name, n, "int64", n % size, in_place)
-            if cannot is None:
-                check()
-                continue
-            with pytest.raises(Unsupported, match=re.escape(cannot)):
-                check()
-
-    run_simulated(size, body)
 
 
 @settings(max_examples=150)

@@ -16,7 +16,7 @@ from mpidist.operations import UFUNCS, Op
 from mpidist.schedule import algorithms
 from mpidist.schedule.contract import COLLECTIVES as contracts
 from mpidist.selection.config import CollectiveConfig
-from tests.support.collective_cases import names
+from tests.support.collectives import names
 
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

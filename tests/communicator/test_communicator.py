@@ -1,9 +1,10 @@
-"""Names that mpi4py and torch.distributed have, and the communicator has not."""
+"""Collectives by every algorithm, and names that other libraries have."""
 
 import numpy as np
 import pytest
 
 import mpidist
+from tests.support import collectives as cases
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,9 @@ def test_unknown_attribute():
 def test_ops_of_other_libraries():
     with pytest.raises(mpidist.InvalidArgument, match="unknown op 'avg'.*'mean'"):
         mpidist.run_simulated(1, lambda comm: comm.allreduce(np.ones(1), "avg"))
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 5, 8)
+@pytest.mark.parametrize(("collective", "name"), cases.WITHOUT_NATIVE)
+def test_collective_of_any_length_and_in_place(comm, collective, name):
+    cases.check_lengths(comm, collective, name)

@@ -7,7 +7,7 @@ import pytest
 
 from mpidist import CollectiveConfig, Communicator
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 from tests.support.pretended import on_nodes
 
 

@@ -11,7 +11,7 @@ import pytest
 from mpidist.calls.prepare import prepare
 from mpidist.engine.work import sweep
 from mpidist.errors import CollectiveMismatch, CommunicatorBroken
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 
 def begin(comm, collective, name, n, mark):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpidist.errors import CommunicatorBroken
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 
 class Spy:

@@ -9,7 +9,7 @@ from mpidist.device.recognise import as_device_array
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 from tests.support.gpu_cases import NEEDS_GPU, OnDevice, cupy, torch_for_gpu
 
 pytestmark = NEEDS_GPU

@@ -13,7 +13,7 @@ from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported
 from mpidist.operations import OPS, divides_first, kind_of
 from mpidist.schedule import Fold, Get, Meet, Recv, Send, algorithm
 from mpidist.schedule.registry import unregister
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 pytestmark = pytest.mark.one_node
 

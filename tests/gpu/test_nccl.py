@@ -35,7 +35,7 @@ from mpidist.operations import OPS as PREDEFINED
 from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
 from mpidist.schedule.unrolled import materialise
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 from tests.support.gpu_cases import OnDevice, compare_replicas, train, train_alone
 
 NUMPY = {code: np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n, code in DTYPES.items()}

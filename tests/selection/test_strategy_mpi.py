@@ -6,7 +6,7 @@ import pytest
 from mpidist import CollectiveConfig, Communicator
 from mpidist.backends.mpi import MpiBackend
 from mpidist.errors import ConfigError, Unsupported
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 
 def two_nodes(comm, config):

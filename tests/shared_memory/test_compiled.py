@@ -11,7 +11,7 @@ import pytest
 from mpidist.errors import ConfigError
 from mpidist.operations import is_half
 from mpidist.shared_memory import compiled
-from tests.support.number_cases import NUMBERS, any_numbers, total
+from tests.support.operands import NUMBERS, any_numbers, total
 
 WIDTHS = [width for width in (16, 32, 64) if width <= compiled.vector_width()]
 SUMS = [(dtype, width) for dtype in NUMBERS for width in WIDTHS]

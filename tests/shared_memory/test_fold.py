@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.operations import find_op
 from mpidist.shared_memory import compiled, fold
-from tests.support.number_cases import NUMBERS, any_numbers, total
+from tests.support.operands import NUMBERS, any_numbers, total
 
 COUNT = 200_003  # several pieces
 

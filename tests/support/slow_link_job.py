@@ -8,7 +8,7 @@ import numpy as np
 import mpidist
 from mpidist.bench.training import overlaps, waiting
 from mpidist.schedule import algorithms, find
-from tests.support import collective_cases as cases
+from tests.support import collectives as cases
 
 OTHERS = {
     "allreduce": ["hierarchical/ring/recursive_doubling", "hierarchical_leaders/tree:2/direct"],

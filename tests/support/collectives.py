@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
+from mpidist.errors import Unsupported
 from mpidist.schedule import algorithms
 
 
@@ -195,3 +198,22 @@ WITHOUT_NATIVE = [(collective, name) for collective, name in PAIRS if name != "n
 def lengths(size: int) -> list[int]:
     """0, 1, one less than the ranks, as many, one more, and a large prime."""
     return sorted({0, 1, size - 1, size, size + 1, 1009})
+
+
+def check(comm, collective, name, *arguments):
+    """Check one call; where the algorithm cannot serve this communicator, that it says so."""
+    why = cannot(comm, collective, name)
+    if why is None:
+        CHECKS[collective](comm, name, *arguments)
+    else:
+        able = "able to serve this call: native"
+        said = re.escape(why) if comm.backend.native is None else able
+        with pytest.raises(Unsupported, match=said):
+            CHECKS[collective](comm, name, *arguments)
+
+
+def check_lengths(comm, collective, name):
+    """Check calls of awkward lengths, in place and not, with other roots."""
+    for number, n in enumerate(lengths(comm.size)):
+        for in_place in (False, True):
+            check(comm, collective, name, n, "int64", (number + 1) % comm.size, in_place)
