@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import CollectiveConfig, Communicator, Faults, SimulatedBackend, run_simulated
-from mpidist.backends.base import DEFAULTS, Backend, complete
 from mpidist.backends.simulated import run_group
-from mpidist.backends.waiting import poll
 from mpidist.communicator.layers import max_tag
 from mpidist.engine.binding import Binder
 from mpidist.engine.storage import HostMemory, Storage
@@ -24,97 +22,16 @@ from mpidist.errors import (
     InvalidArgument,
     RankFailed,
     ScheduleError,
-    Unsupported,
 )
 from mpidist.schedule import algorithms
 from mpidist.schedule.contract import COLLECTIVES
 from mpidist.schedule.rounds import Copy, Reduce, Send, parallel
 from mpidist.schedule.unrolled import Lengths, materialise
-from mpidist.testing import check_backend
 from tests.support import collectives as cases
 from tests.support.messages import short_and_long_in_order
 
 SHORT = CollectiveConfig(timeout=0.4)
 SOON = 40.0  # seconds: before the default deadline, on a loaded machine too
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_conformance(size):
-    assert len(check_backend(lambda: SimulatedBackend.create_group(size))) == 11
-
-
-def test_conformance_finds_faults():
-    """A backend that loses the order of messages, or their length, is not let pass."""
-
-    class Careless(SimulatedBackend):
-        def irecv(self, data, peer, tag):
-            return super().irecv(data, peer, 0)
-
-        def isend(self, data, peer, tag):
-            return super().isend(data, peer, 0)
-
-    with pytest.raises(AssertionError, match="order_and_tags, rank"):
-        check_backend(lambda: Careless.create_group(2))
-
-    class Unequal(SimulatedBackend):
-        def split(self, color, key):
-            return super().split(color, -key)
-
-    with pytest.raises(AssertionError, match="splits, rank"):
-        check_backend(lambda: Unequal.create_group(3))
-
-
-class Bare:
-    """A backend that inherits nothing and defines only the members without a default."""
-
-    def __init__(self, inner):
-        self.inner, self.name, self.library = inner, "bare", "bare"
-        self.rank, self.size, self.tag_limit = inner.rank, inner.size, inner.tag_limit
-        self.board, self.hosts = inner.board, inner.hosts
-        self.isend, self.irecv = inner.isend, inner.irecv
-        self.isend_short, self.irecv_short = inner.isend_short, inner.irecv_short
-        self.abort = inner.abort
-
-    def wait(self, test, deadline, progress=None):
-        return poll(test, deadline, progress)
-
-    def split(self, color, key):
-        sub = self.inner.split(color, key)
-        return None if sub is None else Bare(sub)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_backends_need_not_inherit(size):
-    """The members that a class does not define have the defaults of the base class."""
-    group = SimulatedBackend.create_group
-    assert len(check_backend(lambda: [Bare(b) for b in group(size)])) == 11
-    bare = complete(Bare(group(size)[0]))
-    defaults = {name: getattr(Backend, name) for name in DEFAULTS}
-    for name, value in defaults.items():
-        if not callable(value):
-            assert getattr(bare, name) == value
-    assert bare.bind([]) is None and bare.missing(1) == tuple(range(size))
-    error = ValueError("as it is")
-    assert bare.translate(error) is error and bare.close() is None
-    with pytest.raises(Unsupported, match="rank 0: the bare backend"):
-        bare.begin_arrival(1)
-
-
-def test_own_members_are_kept():
-    """A member that a class defines itself is not replaced by a default."""
-    bare = Bare(SimulatedBackend.create_group(1)[0])
-    bare.crowded, bare.threads = True, True
-    assert (complete(bare).crowded, bare.threads, bare.native) == (True, True, None)
-
-
-@pytest.mark.parametrize("cls", [Bare, SimulatedBackend])
-def test_conformance_names_missing_members(cls):
-    """A backend without a required member is refused by its name."""
-    backend = SimulatedBackend.create_group(1)[0]
-    backend = Bare(backend) if cls is Bare else backend
-    del backend.hosts
-    with pytest.raises(AssertionError, match="attributes, rank 0.*hosts"):
-        check_backend(lambda: [backend])
 
 
 @settings(max_examples=150)
@@ -319,40 +236,6 @@ def test_late_messages():
         return 0.02 * (number % 3)
 
     run_simulated(2, short_and_long_in_order, faults=Faults(delay=delay))
-
-
-def test_raising_rank_is_reported():
-    def body(comm):
-        if comm.rank == 3:
-            raise ZeroDivisionError("mine")
-        comm.barrier()
-
-    with pytest.raises(ZeroDivisionError, match="rank 3: mine"):
-        run_simulated(4, body)
-
-
-@pytest.mark.parametrize("way", ["all receive", "one is missing", "other algorithms"])
-def test_deadlocks_are_seen_at_once(way):
-    def body(comm):
-        if way == "all receive":
-            comm.recv(np.empty(3), (comm.rank + 1) % 3)
-        elif way == "one is missing":
-            if comm.rank:
-                comm.allreduce(1, algorithm="ring")
-        else:
-            comm.allgather(1, algorithm="linear" if comm.rank else "ring")
-
-    begin = time.monotonic()
-    with pytest.raises((DeadlockError, CollectiveMismatch), match=r"rank \d"):
-        run_simulated(3, body)
-    assert time.monotonic() - begin < SOON
-
-
-def test_timeout_of_a_run():
-    stop = threading.Event()
-    with pytest.raises(TimeoutError, match=r"\[1\] have not ended within 3.0 s"):
-        run_simulated(2, lambda comm: comm.rank and stop.wait(SOON), timeout=3.0)
-    stop.set()
 
 
 @pytest.mark.parametrize("debug", [False, True])

@@ -2,16 +2,15 @@
 
 import io
 import logging
-import sys
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from mpidist import run_simulated
-from mpidist.demo import load_digits, train, training
+from mpidist.demo import train, training
 from mpidist.demo.training import progress
-from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.errors import InvalidArgument
 
 SMALL = {
     "epochs": 2,
@@ -55,14 +54,6 @@ def test_train_default_settings_learns():
     assert result.accuracy >= 0.96
 
 
-def test_load_digits_splits_and_scales():
-    digits = load_digits("float32")
-    assert digits.train_images.shape == (1438, 64) and digits.test_images.shape == (359, 64)
-    assert digits.train_images.dtype == np.float32 and digits.train_images.max() == 1.0
-    assert set(digits.test_labels) == set(range(10))
-    np.testing.assert_array_equal(load_digits().test_labels, digits.test_labels)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_train_mean_of_means_does_not_match(monkeypatch, dtype):
     class MeanOfMeans(training.CrossEntropy):
@@ -80,16 +71,6 @@ def test_train_unlike_replicas_fails(monkeypatch):
     monkeypatch.setattr(training.DDP, "broadcast_parameters", lambda self, root=0: None)
     result = run_simulated(2, lambda comm: train(comm, **SMALL), timeout=200)[0]
     assert not result.identical and not result.passed
-
-
-def test_train_without_scikit_learn_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-
-    def rank_main(comm):
-        with pytest.raises(Unsupported, match=rf"rank {comm.rank}.*scikit-learn"):
-            train(comm)
-
-    run_simulated(2, rank_main)
 
 
 @pytest.mark.parametrize(
