@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mpidist.device import find
-from mpidist.device.find import find_device
 from mpidist.device.recognise import as_device_array
 from mpidist.errors import ConfigError, Unsupported
 from mpidist.gpu.cuda_aware import Awareness
@@ -18,11 +17,6 @@ from mpidist.gpu.executors import CLASSES, NAMES, RankProperties, forced_executo
 from tests.support.emulated import EmulatedDevice
 
 YES, NO = Awareness("yes", "it says so"), Awareness("no", "it says not")
-
-
-@pytest.fixture
-def device(emulated_device):
-    return find_device()
 
 
 def test_no_device():

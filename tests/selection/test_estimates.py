@@ -1,0 +1,70 @@
+"""Times that the calibrated model predicts."""
+
+from dataclasses import replace
+
+import pytest
+
+from mpidist.schedule.cost import Sharing, cost
+from mpidist.schedule.registry import find
+from mpidist.selection.choose import Candidate, Candidates
+from mpidist.selection.estimates import MODEL, MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.segmentation import Segmentation
+from tests.support.choices import KNOWN, call_for, means_of
+
+
+def test_predicted_times():
+    model = Model(KNOWN, ((0, 1, 2, 3),), Segmentation())
+    ring = find("allreduce", "ring")
+    exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
+    assert model.seconds("allreduce", ring, 65_000) == exact, "rounded to a power of two"
+    assert model.seconds("barrier", find("barrier", "dissemination"), 0) == pytest.approx(2e-5)
+    many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), Segmentation())
+    assert many.seconds("allreduce", ring, 8) is None
+    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Segmentation())
+    assert apart.seconds("allreduce", ring, 8) > 1e-3
+
+
+def test_predicted_times_in_shared_memory():
+    """None where its constants were not measured; a slot's pieces are those of the executor."""
+    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    model = Model(replace(KNOWN, mapped=near), ((0, 1),), Segmentation())
+    assert model.seconds("barrier", find("barrier", "in_place"), 0) == 1e-6
+    in_place, slots = (find("allgather", name) for name in ("in_place", "slots"))
+    assert model.seconds("allgather", in_place, 1 << 20) == pytest.approx(2e-6 + (1 << 19) * 1e-10)
+    cut = cost(*("allgather", "slots", 2, 1 << 20), alpha=1e-5, beta=1e-9, segments=8, sharing=near)
+    assert model.seconds("allgather", slots, 1 << 20) == cut.seconds
+    published = find("allgather", "published")
+    assert model.seconds("allgather", published, 8) is None
+    both = replace(KNOWN, published=replace(near, access=1e-3))
+    assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", published, 8) > 1e-3
+    assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", slots, 8) is None
+
+
+def test_predicted_times_of_executors():
+    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    estimates = Estimates("a library", ((0, 1),), True, replace(KNOWN, mapped=near))
+    call = call_for(1 << 16, size=2)
+
+    def of(name, collective="allreduce"):
+        return estimates.model.seconds(collective, find(collective, name), call.nbytes)
+
+    candidates = Candidates(call, means_of(((0, 1),)))
+
+    def expected(name):
+        return candidates.predicted(Candidate(name, None, ""), estimates, "private")
+
+    assert expected("symmetric").seconds == of("in_place") > 0
+    assert expected("staged").seconds == min(of("slots"), of("slots_one_shot"))
+    assert expected("native").seconds is None
+    assert expected("single_copy").seconds is None, "it was not measured"
+    assert expected("staged").basis == MODEL
+
+
+def test_communicators_of_one_shape_share_their_predictions():
+    """Each takes milliseconds, and many groups of a program have the same shape."""
+    two, three = ((0, 1), (2, 3)), ((0, 1), (2, 3), (4, 5))
+    first, second, other = (
+        Estimates("a library", groups, True, KNOWN) for groups in (two, two, three)
+    )
+    assert first.model is second.model is not other.model
+    assert Estimates("a library", two, True, replace(KNOWN, alpha=1.0)).model is not first.model
