@@ -1,14 +1,88 @@
 """The tests' tree is the package's."""
 
 import ast
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import mpidist
-from tests.conftest import has_ranks, kind_of
+from tests.conftest import SUFFIXES, has_ranks, kind_of
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = Path(mpidist.__file__).resolve().parent
 OTHERS = {"benchmarks", "docs", "slurm", "stress", "support"}  # rooms of tests alone
+
+# Modules without a test file of their name, where their tests are, and why there.
+ELSEWHERE = {
+    "algorithms/*": ("algorithms/test_algorithms.py", "proves and counts all that are registered"),
+    "backends/executor": ("engine/test_executors.py", "an interface, with a class made for it"),
+    "backends/greeting": ("communicator/test_bad_input.py", "is seen in unlike calls of two nodes"),
+    "backends/mpi_messages": ("backends/test_mpi_mpi.py", "is the backend's half for messages"),
+    "backends/process_memory": ("engine/test_single_copy_mpi.py", "needs two processes that copy"),
+    "backends/program": ("engine/test_programs.py", "is what the engine keeps and runs"),
+    "backends/rendezvous": ("communicator/test_split_mpi.py", "sets up communicators"),
+    "backends/roll_call": ("engine/test_failures.py", "tells of missing ranks on other nodes"),
+    "bench/*": ("bench/test_runner.py", "the room's measurements run as one"),
+    "calls/call": ("calls/test_prepare.py", "holds what is prepared"),
+    "cli": ("commands/test_main.py", "is the list of the commands"),
+    "commands/*": (
+        "commands/test_main.py",
+        "commands are called as a user does",
+    ),
+    "communicator/failure": ("engine/test_failures.py", "is what a rank says when it dies"),
+    "communicator/launcher_notes": ("launcher/test_watch.py", "is half of what a launcher reads"),
+    "demo/comparison": ("demo/test_training.py", "judges a training"),
+    "demo/result": ("demo/test_training.py", "shows a training"),
+    "device/array": ("device/test_recognise.py", "describes what was recognised"),
+    "device/base": ("gpu/test_executors_mpi.py", "an interface, emulated there"),
+    "device/cuda": ("device/test_cuda_kernels.py", "needs cupy"),
+    "device/tensors": ("device/test_recognise.py", "recognises tensors"),
+    "engine/call_site": ("communicator/test_bad_input.py", "is shown in reports"),
+    "engine/reach": ("engine/test_symmetric_mpi.py", "needs memory of several processes"),
+    "engine/reports": ("engine/test_failures.py", "needs ranks that are missing"),
+    "engine/rooted": ("shared_memory/test_in_place_mpi.py", "needs memory of several processes"),
+    "engine/run": ("engine/test_background_mpi.py", "runs whatever is in the background"),
+    "engine/schedules": ("engine/test_staged.py", "is the base of staged and single_copy"),
+    "engine/sequencer": ("backends/test_simulated.py", "needs ranks that are late or missing"),
+    "engine/service": ("engine/test_programs.py", "keeps programs"),
+    "errors": ("engine/test_failures.py", "are asserted wherever they are raised"),
+    "frameworks/arrays": ("frameworks/test_base.py", "one of the adapters"),
+    "frameworks/generators": ("checkpoint/test_checkpoint.py", "states for checkpoints"),
+    "gpu/executor": ("gpu/test_executors.py", "the base class of the executors"),
+    "gpu/heap": ("gpu/test_ipc_mpi.py", "is the memory of that executor"),
+    "gpu/messages": ("gpu/test_executors_mpi.py", "needs ranks with devices"),
+    "gpu/nccl/*": ("gpu/test_nccl.py", "one emulated library serves the room"),
+    "gpu/service": ("gpu/test_executors_mpi.py", "chooses among the executors"),
+    "gpu/staged": ("gpu/test_executors_mpi.py", "serves what no other executor does"),
+    "launcher/*": ("launcher/test_watch.py", "the room starts and watches jobs"),
+    "measure": ("bench/test_machine.py", "measures the machine"),
+    "parallel/gradient": ("parallel/test_reducer.py", "its states are those of the reducer"),
+    "pipeline/schedules/gantt": ("pipeline/schedules/test_show.py", "is one of the pictures"),
+    "pipeline/schedules/messages": ("pipeline/schedules/test_prove.py", "a part of the prover"),
+    "pipeline/schedules/sweep": ("pipeline/schedules/test_show.py", "is called by a command"),
+    "pipeline/schedules/trace": ("pipeline/schedules/test_show.py", "is shown as predictions are"),
+    "pipeline/schedules/walk": ("pipeline/schedules/test_prove.py", "a part of the prover"),
+    "pytest/*": ("test_pytest.py", "runs suites of a user's with the whole plugin"),
+    "schedule/contract": ("calls/test_prepare.py", "compares every call with it"),
+    "schedule/exchange": ("schedule/test_prove.py", "a part of the prover's machine"),
+    "schedule/machine": ("schedule/test_prove.py", "a part of the prover"),
+    "schedule/memories": ("schedule/test_one_sided.py", "says what a memory offers"),
+    "schedule/memory": ("schedule/test_prove.py", "a part of the prover's machine"),
+    "schedule/reading": ("schedule/test_show.py", "is what pictures are drawn from"),
+    "schedule/rounds": ("schedule/test_prove.py", "the words of the language"),
+    "schedule/strand": ("schedule/test_prove.py", "a part of the prover's machine"),
+    "schedule/terms": ("schedule/test_prove.py", "a part of the prover's machine"),
+    "schedule/unrolled": ("engine/test_binding.py", "is what programs are bound from"),
+    "selection/names": ("engine/test_executors.py", "constants"),
+    "selection/rules": ("selection/test_choose.py", "stand behind the other ways to choose"),
+    "shared_memory/barrier": ("shared_memory/test_steps.py", "an action among others"),
+    "shared_memory/conditional": ("shared_memory/test_steps.py", "an action among others"),
+    "shared_memory/host": ("shared_memory/test_in_place_mpi.py", "the base of those executors"),
+    "shared_memory/kernel": ("shared_memory/test_steps.py", "parts of the actions"),
+    "torch/losses": ("pipeline/test_loss.py", "compared with other losses"),
+    "torch/rendezvous": ("torch/test_scripts.py", "needs a script that was launched"),
+    "torch/store": ("torch/test_process_group_mpi.py", "is made with the group"),
+    "trace": ("communicator/test_tracing.py", "is written by traced communicators"),
+}
 
 
 def test_every_folder_is_a_room():
@@ -21,6 +95,24 @@ def test_tests_are_in_files_that_pytest_collects():
     """A file of another name would never be run."""
     named = [p for p in TESTS.rglob("*.py") if not p.name.startswith("test_")]
     assert [p.name for p in named if "\ndef test_" in p.read_text(encoding="utf-8")] == []
+
+
+def has_tests(module):
+    """Return whether a module, such as ``engine/door``, has a test file of its name."""
+    path = TESTS / module
+    names = [f"test_{path.name}.py", *(f"test_{path.name}_{suffix}.py" for suffix in SUFFIXES)]
+    return any((path.parent / name).exists() for name in names)
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    """Or stands in the list above, which names no module that has one."""
+    paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    modules = [path.as_posix() for path in paths if not path.name.startswith("__")]
+    without = [module for module in modules if not has_tests(module)]
+    listed = [m for m in without if any(fnmatchcase(m, pattern) for pattern in ELSEWHERE)]
+    assert [m for m in without if m not in listed] == []
+    assert [p for p in ELSEWHERE if not any(fnmatchcase(m, p) for m in without)] == []
+    assert [file for file, _ in ELSEWHERE.values() if not (TESTS / file).exists()] == []
 
 
 def test_kind_of():
@@ -52,11 +144,9 @@ def test_has_ranks(tmp_path):
 def test_what_cannot_run_is_skipped():
     """A case that returned at this size would count as passed, and test nothing."""
     silent = []
-    for path in [*TESTS.rglob("test_*.py"), *TESTS.rglob("*_cases.py")]:
+    for path in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            if path.name.startswith("test_") and not node.name.startswith("test_"):
+            if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
                 continue
             for line in node.body:
                 first = line.body[0] if isinstance(line, ast.If) else None
