@@ -50,7 +50,7 @@ ELSEWHERE = {
     "gpu/executor": ("gpu/test_executors.py", "the base class of the executors"),
     "gpu/heap": ("gpu/test_ipc_mpi.py", "is the memory of that executor"),
     "gpu/messages": ("gpu/test_executors_mpi.py", "needs ranks with devices"),
-    "gpu/nccl/*": ("gpu/test_nccl.py", "one emulated library serves the room"),
+    "gpu/nccl/calls": ("gpu/nccl/test_backend.py", "are called there as a user does"),
     "gpu/service": ("gpu/test_executors_mpi.py", "chooses among the executors"),
     "gpu/staged": ("gpu/test_executors_mpi.py", "serves what no other executor does"),
     "launcher/*": ("launcher/test_watch.py", "the room starts and watches jobs"),

@@ -1,0 +1,200 @@
+"""Calls of NCCL as they are made, on the emulated device; what is refused before and after."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.device.find import find_device, install_device
+from mpidist.device.recognise import as_device_array
+from mpidist.errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    InvalidArgument,
+    Unsupported,
+    UnsupportedDtype,
+)
+from mpidist.gpu.nccl import calls
+from mpidist.gpu.nccl.backend import DTYPES, NcclBackend, load
+from tests.support.nccl import Library, NcclError
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "complex64"])
+def test_every_function(name):
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+    def on_rank(comm):
+        backend, device, p = NcclBackend(comm, Library(comm)), find_device(), comm.size
+        total = p * (p + 1) // 2
+        data = np.arange(6).astype(dtype)
+        x = device.array(data * dtype.type(comm.rank + 1))
+        calls.nccl_allreduce(x, backend)
+        assert (x.get() == data * dtype.type(total)).all()
+        x, out = device.array(data), device.array(np.zeros(6, dtype))
+        backend.reduce(
+            as_device_array(x, 0),
+            as_device_array(out, 0) if comm.rank == 1 else None,
+            "max" if dtype.kind != "c" else "sum",
+            1,
+        )
+        assert (
+            out.get() == (data * dtype.type(p if dtype.kind == "c" else 1) if comm.rank == 1 else 0)
+        ).all()
+        x = device.array(np.full(4, comm.rank + 1, dtype))
+        calls.nccl_broadcast(x, backend, p - 1)
+        assert (x.get() == dtype.type(p)).all()
+        x, out = device.array(np.full(2, comm.rank, dtype)), device.empty((2 * p,), dtype)
+        calls.nccl_all_gather(x, out, backend)
+        assert np.array_equal(out.get(), np.repeat(np.arange(p), 2).astype(dtype))
+        x, out = device.array(np.arange(2 * p).astype(dtype)), device.empty((2,), dtype)
+        calls.nccl_reduce_scatter(x, out, backend)
+        mine = np.arange(2 * p).astype(dtype)[2 * comm.rank : 2 * comm.rank + 2]
+        assert (out.get() == mine * dtype.type(p)).all()
+        backend.close()
+        with pytest.raises(InvalidArgument, match="was closed or aborted"):
+            calls.nccl_allreduce(out, backend)
+
+    mpidist.run_simulated(3, on_rank)
+
+
+def test_explicit_dtypes():
+    def on_rank(comm):
+        backend, device = NcclBackend(comm, Library(comm)), find_device()
+        x = device.array(np.full(4, 1.5, "f4").view("u4"))
+        calls.nccl_allreduce_dtype(x, backend, "sum", "float32")
+        assert (x.get().view("f4") == 3.0).all()
+        for call in (
+            lambda: calls.nccl_allreduce_dtype(x, backend, "sum", "float64"),
+            lambda: calls.nccl_broadcast_dtype(x, backend, 0, "int8"),
+            lambda: calls.nccl_all_gather_dtype(x, x, backend, "float16"),
+            lambda: calls.nccl_reduce_scatter_dtype(x, x, backend, "sum", "int64"),
+        ):
+            with pytest.raises(InvalidArgument, match="has elements of 4 bytes.*same width"):
+                call()
+
+    mpidist.run_simulated(2, on_rank)
+
+
+def test_what_is_refused():
+    def on_rank(comm):
+        backend, device = NcclBackend(comm, Library(comm)), find_device()
+        x = device.array(np.ones(4))
+        for buffer, op, error, words in (
+            (device.array(np.ones(2, "i2")), "sum", UnsupportedDtype, "NCCL has no 'sum' of int16"),
+            (device.array(np.ones(2, ">f4")), "max", UnsupportedDtype, "NCCL has no 'max' of >f4"),
+            (
+                device.array(np.ones(2, "c8")),
+                "prod",
+                UnsupportedDtype,
+                "NCCL has no 'prod' of complex64",
+            ),
+            (x, "xor", UnsupportedDtype, "NCCL has no 'xor'; it has sum, prod, max, min, mean"),
+        ):
+            with pytest.raises(error, match=f"rank {comm.rank}: {words}"):
+                calls.nccl_allreduce(buffer, backend, op)
+        with pytest.raises(InvalidArgument, match="3 elements are not 2 times 4"):
+            calls.nccl_all_gather(x, x[:3], backend)
+        with pytest.raises(InvalidArgument, match="send has dtype float64, recv has int64"):
+            calls.nccl_reduce_scatter(x, device.array(np.arange(2)), backend)
+        for root in (2, -1, True, 0.0, None, "0"):
+            words = f"root={root!r} is not a rank: expected 0 … 1"
+            with pytest.raises(InvalidArgument, match=words):
+                calls.nccl_broadcast(x, backend, root)
+        for op in (None, ["sum"], np.add):
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: op=.*expected one"):
+                calls.nccl_allreduce(x, backend, op)
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: op=.*expected one"):
+                calls.nccl_reduce_scatter(x, x[:2], backend, op)
+
+    mpidist.run_simulated(2, on_rank)
+
+
+def of_every_call(x, backend):
+    """Each free function with `x` as its input; (the argument's name, the call)."""
+    there = find_device().array(np.ones(4))
+    yield "buffer", lambda: calls.nccl_allreduce(x, backend)
+    yield "buffer", lambda: calls.nccl_broadcast(x, backend)
+    yield "send", lambda: calls.nccl_all_gather(x, there, backend)
+    yield "recv", lambda: calls.nccl_all_gather(there, x, backend)
+    yield "send", lambda: calls.nccl_reduce_scatter(x, there, backend)
+    yield "recv", lambda: calls.nccl_reduce_scatter(there, x, backend)
+    yield "buffer", lambda: calls.nccl_allreduce_dtype(x, backend, "sum", "f8")
+    yield "buffer", lambda: calls.nccl_broadcast_dtype(x, backend, 0, "f8")
+    yield "send", lambda: calls.nccl_all_gather_dtype(x, there, backend, "f8")
+    yield "send", lambda: calls.nccl_reduce_scatter_dtype(x, there, backend, "sum", "f8")
+
+
+def test_what_is_no_array_on_the_device():
+    def on_rank(comm):
+        backend = NcclBackend(comm, Library(comm))
+        for x, kind in ((np.ones(4), "ndarray"), ([1.0], "list"), (None, "NoneType"), (2, "int")):
+            for argument, call in of_every_call(x, backend):
+                words = f"rank {comm.rank}: {argument} is a {kind} that is not on a GPU"
+                with pytest.raises(InvalidArgument, match=words):
+                    call()
+        x = find_device().array(np.ones(4))
+        for wrong in (None, comm):
+            for _, call in of_every_call(x, wrong):
+                words = f"backend is a {type(wrong).__name__}; expected an NcclBackend"
+                with pytest.raises(InvalidArgument, match=words):
+                    call()
+        with pytest.raises(InvalidArgument, match="dtype='flaot32': expected a dtype of numpy"):
+            calls.nccl_allreduce_dtype(x, backend, "sum", "flaot32")
+        assert np.array_equal(x.get(), np.ones(4))
+
+    mpidist.run_simulated(2, on_rank)
+
+
+def test_before_it_starts(monkeypatch):
+    """Every rank is told, and NCCL was not asked for a communicator."""
+
+    def old_on_one(comm):
+        library = Library(comm, 20803 if comm.rank == 1 else 22703)
+        with pytest.raises(Unsupported, match=r"rank 1: NCCL 2.8.3 is too old: needed is 2.10.0"):
+            NcclBackend(comm, library)
+        return library.made
+
+    assert mpidist.run_simulated(3, old_on_one) == [[], [], []]
+    monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
+
+    def one_device(comm):
+        library = Library(comm)
+        with pytest.raises(Unsupported, match="ranks 0, 1 are all on GPU GPU-7 of .*CUDA_VISIBLE"):
+            NcclBackend(comm, library)
+        return library.made
+
+    assert mpidist.run_simulated(2, one_device) == [[], []]
+
+
+def test_errors_and_deadlines_abort(monkeypatch):
+    def on_rank(comm):
+        library = Library(comm)
+        backend = NcclBackend(comm, library)
+        backend.wait(0)
+        library.made[0].trouble = KeyError(7)  # cupy has no name for "in progress"
+        backend.wait(0)
+        library.made[0].trouble = NcclError("remote process exited")
+        with pytest.raises(CommunicationError, match="remote process exited; NCCL was aborted"):
+            backend.wait(0)
+        assert library.made[0].ended == "aborted"
+        backend = NcclBackend(comm, library)
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
+        with pytest.raises(CollectiveTimeout, match="NCCL has not finished within 0.01 s"):
+            backend.wait(0, 0.01)
+        assert library.made[1].ended == "aborted"
+
+    mpidist.run_simulated(1, on_rank)
+
+
+def test_without_nccl():
+    install_device(None)
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        with pytest.raises(Unsupported, match="NCCL cannot be imported.*pip install"):
+            load()
+    else:
+        try:
+            assert load().get_version() > 0
+        except Unsupported as error:
+            assert "nvidia-nccl" in str(error)

@@ -1,0 +1,34 @@
+"""The watch aborts NCCL at the deadline of a queued call, or at an error."""
+
+import numpy as np
+import pytest
+
+from mpidist.device.find import find_device
+from mpidist.errors import CommunicatorBroken
+from tests.support.nccl import NcclError
+
+
+@pytest.mark.parametrize("trouble", ["deadline", "error"])
+def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
+    """Whoever waits for its stream is let go, and the communicator says why from then on."""
+
+    def check(comm, library):
+        comm.timeout = 0.001 if trouble == "deadline" else 60.0
+        device = find_device()
+        x = device.array(np.ones(3))
+        comm.allreduce(x)
+        gpu = comm.gpu
+        assert not gpu._nccl.queue.watch.poll()  # it has ended
+        comm.allreduce(x)
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
+        words = "NCCL has not finished .*allreduce.* by its deadline; .*aborted"
+        if trouble == "error":
+            library.made[0].trouble = NcclError("remote process exited")
+            words = "NCCL reports: remote process exited; NCCL was aborted"
+        while gpu._nccl.queue.watch.poll():
+            pass
+        assert library.made[0].ended == "aborted"
+        with pytest.raises(CommunicatorBroken, match=f"{words}; create a new one"):
+            comm.allreduce(x)
+
+    by_nccl(1, check, "nccl")
