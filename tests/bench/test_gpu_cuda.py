@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.bench.gpu import measure_copies, measure_executors
 from mpidist.device.find import find_device
-from tests.support.gpu_cases import NEEDS_GPU
+from tests.support.gpu_kits import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
 

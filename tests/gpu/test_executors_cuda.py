@@ -10,7 +10,7 @@ from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
 from tests.support import collectives as cases
-from tests.support.gpu_cases import NEEDS_GPU, OnDevice, cupy, torch_for_gpu
+from tests.support.gpu_kits import NEEDS_GPU, OnDevice, cupy, torch_for_gpu
 
 pytestmark = NEEDS_GPU
 

@@ -21,7 +21,7 @@ from mpidist.errors import (
 from mpidist.gpu.executors import CLASSES, NAMES
 from mpidist.operations import OPS, kind_of
 from tests.support import collectives as cases
-from tests.support.gpu_cases import OnDevice
+from tests.support.gpu_kits import OnDevice
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES += ["float16", "float32", "float64", "complex64", "complex128", ">f4"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpidist.parallel import DDP, ZeroOptimizer
-from tests.support.gpu_cases import (
+from tests.support.gpu_kits import (
     NEEDS_GPU,
     compare_pipeline,
     compare_replicas,

@@ -9,7 +9,7 @@ from mpidist.errors import Unsupported
 from mpidist.nn import Linear
 from mpidist.parallel import DDP
 from mpidist.parallel.hooks import Compress
-from tests.support.gpu_cases import compare_pipeline, compare_replicas, train, train_alone
+from tests.support.gpu_kits import compare_pipeline, compare_replicas, train, train_alone
 
 
 @pytest.fixture

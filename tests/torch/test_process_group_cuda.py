@@ -6,7 +6,7 @@ Skipped where there is none.
 import pytest
 
 from mpidist.pytest import communicator
-from tests.support.gpu_cases import NEEDS_GPU, torch_for_gpu
+from tests.support.gpu_kits import NEEDS_GPU, torch_for_gpu
 
 from . import test_process_group_gpu_mpi as cases
 from .test_process_group_gpu_mpi import *  # noqa: F403

@@ -13,7 +13,7 @@ from mpidist.gpu.heap import DeviceHeap
 from mpidist.gpu.nccl.executor import Nccl
 from mpidist.operations import OPS as PREDEFINED
 from tests.support import collectives as cases
-from tests.support.gpu_cases import OnDevice, compare_replicas, train, train_alone
+from tests.support.gpu_kits import OnDevice, compare_replicas, train, train_alone
 
 
 @pytest.mark.parametrize("collective", list(cases.CHECKS))

@@ -11,7 +11,7 @@ from mpidist.schedule.registry import algorithm, algorithms, find, unregister
 from mpidist.schedule.rounds import Copy, Reduce, Send
 from mpidist.schedule.unrolled import materialise
 from tests.support import collectives as cases
-from tests.support.gpu_cases import OnDevice
+from tests.support.gpu_kits import OnDevice
 
 
 @pytest.mark.parametrize("size", [2, 5])
