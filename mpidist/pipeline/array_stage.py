@@ -127,14 +127,9 @@ Saved = list[tuple[dict[str, Any], tuple[str, ...]]]
 
 
 def _declared(module: Any, where: str) -> Saved:
-    """List (attributes, names) of each layer that saves activations.
+    """List (attributes, names) of each layer that saves activations; errors begin with `where`.
 
     The attributes are the layer's ``__dict__``, the names those of them that its `saved` declares.
-
-    Raises
-    ------
-    InvalidArgument
-        If a layer has no `saved`; the message begins with `where`.
     """
     parts = module.modules() if callable(getattr(module, "modules", None)) else [module]
     found: Saved = []
@@ -160,43 +155,28 @@ def _declared(module: Any, where: str) -> Saved:
 
 
 class ArraySaved(SavedActivations):
-    """Saved activations of layers with an explicit backward.
-
-    Attributes
-    ----------
-    tree
-        Structure of the input; None for the first stage, which computes no gradient of it.
-    layers : list of list or None
-        For each layer, the values of the attributes that its `saved` names; None if forward is to
-        be computed again.
-    outputs : list of (tuple, dtype, bool)
-        Shape, dtype, and whether on a GPU, of each output: its gradient has the same.
-    """
+    """Saved activations of layers with an explicit backward."""
 
     __slots__ = ("tree", "layers", "again", "output_tree", "outputs", "grad")
 
     def __init__(self, inputs: list[Any], tree: Tree, layers: list[list[Any]] | None):
         super().__init__(inputs)
-        self.tree, self.layers = tree, layers
-        self.again: tuple[Tree, list[Any], States] | None = None  # input and random states
+        self.tree = tree  # of the input; None on the first stage, which computes no gradient of it
+        # For each layer, the values of the attributes that its `saved` names; None if forward is
+        # to be computed again, from `again`: the input and the states of random generators.
+        self.layers = layers
+        self.again: tuple[Tree, list[Any], States] | None = None
         self.output_tree: Tree = None
+        # Shape, dtype, and whether on a GPU, of each output: its gradient has the same.
         self.outputs: list[tuple[tuple[int, ...], np.dtype, bool]] = []
         self.grad: Any = None  # of the output, where a loss was computed
 
 
 class ArrayStage:
-    """Stage with an explicit backward, not autograd (see :class:`~.stage.Stage`).
+    """Stage with an explicit backward, not autograd; for the parameters see :func:`stage_of`.
 
-    Parameters
-    ----------
-    module : object
-        The chunk.
-    caller : object
-        What forward calls, such as a DDP around the chunk; the chunk's forward if not callable.
-    where : str
-        Rank and chunk, which begin error messages.
-    checkpoint : bool
-        Whether to keep only the input of a microbatch, and compute forward again in backward.
+    `caller` is what forward calls, such as a DDP around the chunk; the chunk's forward if it is not
+    callable.
     """
 
     differentiates = None
@@ -221,8 +201,9 @@ class ArrayStage:
         """Whether the module is in training mode; True if it has no attribute `training`."""
         return bool(getattr(self.module, "training", True))
 
-    # Layers keep references, so nothing is copied: the values of one microbatch are taken out of
-    # the layers after forward, and put back before backward.
+    # A layer has room for the activations of one microbatch, but F of the next comes before B of
+    # the first.  Layers keep references, so nothing is copied: the values of one microbatch are
+    # taken out of the layers after forward, and put back before its backward.
 
     def _take(self) -> list[list[Any]]:
         found = []
@@ -256,7 +237,8 @@ class ArrayStage:
         """
         again = keep and self._checkpoint
         states = random_states(self.module) if again else []
-        given = [_copy(x) for x in tensors] if again else tensors  # layers may work in place
+        # Layers may work in place, and the second forward needs the input as it was.
+        given = [_copy(x) for x in tensors] if again else tensors
         output = self._call(unflatten(tree, given))
         layers = self._take()
         if not keep:
@@ -345,6 +327,7 @@ class ArrayStage:
                     f"backward of {name} returned a gradient of shape {tuple(grad.shape)} for an "
                     f"input of {tuple(x.shape)}"
                 )
+        # A copy: a layer may write its next gradient into the same memory before this one is sent.
         return [
             _copy(g) if g is not None and has_gradient(x.dtype) else None
             for g, x in zip(grads, saved.inputs)

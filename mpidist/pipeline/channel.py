@@ -45,20 +45,6 @@ class Channel:
         step 2   sender            elements              receiver  (posted) elements
         step 3   sender    empty   header  elements      the shape has changed: an empty message in
                                                          place of each that the receiver expects
-
-    Parameters
-    ----------
-    comm : Communicator
-        The pipeline's own communicator.
-    microbatches, stages : int
-        Number of microbatches and of virtual stages.
-
-    Attributes
-    ----------
-    messages, nbytes : int
-        Messages and bytes sent so far, with headers.
-    announced : int
-        Number of headers sent so far.
     """
 
     def __init__(self, comm: Communicator, microbatches: int, stages: int):
@@ -69,11 +55,13 @@ class Channel:
                 f"rank {comm.rank}: {stages} stages of num_microbatches={microbatches} "
                 f"need {needed} tags, this communicator has {tags}: expected fewer microbatches"
             )
+        # By tag, the metadata of the last value: what the other end knows without a header.
         self._sent: dict[int, Metadata] = {}
         self._received: dict[int, Metadata] = {}
         self._posted: dict[int, Receipt] = {}
         self._pending: deque[PostedMessage] = deque()
-        self.messages = self.nbytes = self.announced = 0
+        self.messages = self.nbytes = 0  # sent so far, with headers
+        self.announced = 0  # headers among them
 
     def tag(self, message: Message) -> int:
         """Return the tag of a message, unique within a step."""
@@ -90,10 +78,12 @@ class Channel:
         metadata, known = message.metadata, self._sent.get(tag)
         if known is not metadata and known != metadata:
             self._announce(peer, tag, metadata, known)
+        # Without elements a token is sent: the receiver must learn that the action has run.
         for array in [a for a in message.arrays if a.nbytes] or [_TOKEN]:
             for piece in _pieces(array):
                 self._send(piece, peer, tag)
         pending = self._pending
+        # From the oldest on, up to one that is pending: testing all would cost a call for each.
         while pending and pending[0].test():
             pending.popleft()
 
@@ -103,9 +93,11 @@ class Channel:
         self.nbytes += array.nbytes
 
     def _announce(self, peer: int, tag: int, metadata: Metadata, known: Metadata | None) -> None:
+        # The receiver has posted the old shape: an empty message ends each of these receives.
         for _ in range(_messages_of(known) if known is not None else 0):
             self._send(_NOTHING, peer, tag)
         data = np.frombuffer(pickle.dumps(metadata, protocol=5), np.uint8)
+        # Of fixed length, since the receiver does not know it: most metadata fits into one message.
         head = np.zeros(HEADER_BYTES, np.uint8)
         head[:8] = np.array([data.size]).view(np.uint8)
         room = HEADER_BYTES - 8
@@ -134,20 +126,19 @@ class Channel:
     def receive(self, message: Message, tag: int, tensors: Tensors) -> TensorMessage:
         """Wait for the message of the schedule that `message` describes; return the value in it."""
         receipt = self._posted.pop(tag, None)
+        # A posted receive of another size than what arrived: its header comes next.
         if receipt is None or not self._wait(receipt, message):
             metadata = self._header(message, tag)
             receipt = self._post(metadata, message.source, tag, tensors)
             self._received[tag] = metadata
             if not self._wait(receipt, message):
-                raise CollectiveMismatch(
-                    f"{describe(message)} does not have the size in its header"
-                )
+                raise CollectiveMismatch(f"{summary(message)} does not have the size in its header")
         return TensorMessage(receipt.metadata, receipt.arrays)
 
     def _wait(self, receipt: Receipt, message: Message) -> bool:
         """Wait for the posted receives of a value; return False if a message has another size."""
         try:
-            self._comm.wait_all(receipt.messages, partial(describe, message))
+            self._comm.wait_all(receipt.messages, partial(summary, message))
         except CollectiveMismatch:
             return False
         return True
@@ -165,7 +156,7 @@ class Channel:
 
     def _take(self, array: np.ndarray, message: Message, tag: int) -> None:
         posted = self._comm.post_recv(array, message.source, tag)
-        self._comm.wait_all([posted], partial(describe, message))
+        self._comm.wait_all([posted], partial(summary, message))
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -186,7 +177,7 @@ def _messages_of(metadata: Metadata) -> int:
     return sum(-(-nbytes // MAX_MESSAGE_BYTES) for nbytes in sizes) or 1
 
 
-def describe(message: Message) -> str:
+def summary(message: Message) -> str:
     """Return text that describes a message of a pipeline, for error reports."""
     return (
         f"pipeline: {message.kind} of microbatch {message.microbatch} for stage {message.stage} "

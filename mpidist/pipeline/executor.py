@@ -28,30 +28,16 @@ from .values import ONE_TENSOR, Metadata, TensorMessage, Tensors, Tree, flatten,
 
 @dataclass
 class Batch:
-    """The input of one run of a pipeline (step, forward or backward), and its outcome.
+    """The input of one run of a pipeline (step, forward or backward), and its outcome."""
 
-    Attributes
-    ----------
-    inputs : Microbatches
-        The input, on the rank of the first stage.
-    loss : BatchLoss or None
-        The loss, on the rank of the last stage.
-    grads : list or None
-        On the rank of the last stage, for a backward without a loss: for each microbatch, the list
-        of its outputs' gradients.
-    keep : bool
-        Whether a backward follows, for which activations are saved.
-    total : float
-        Sum of the microbatches' weighted losses: the loss of the batch.
-    outputs : dict of int to object
-        The last stage's outputs by microbatch, where no loss is computed from them.
-    """
-
-    inputs: Microbatches = field(default_factory=Microbatches)
-    loss: BatchLoss | None = None
+    inputs: Microbatches = field(default_factory=Microbatches)  # on the rank of the first stage
+    loss: BatchLoss | None = None  # on the rank of the last stage
+    # On the rank of the last stage, for a backward without a loss: for each microbatch, the list of
+    # its outputs' gradients.
     grads: Sequence[Any] | None = None
-    keep: bool = True
-    total: float = 0.0
+    keep: bool = True  # whether a backward follows, for which activations are saved
+    total: float = 0.0  # sum of the microbatches' weighted losses: the loss of the batch
+    # Of the last stage, by microbatch, where no loss is computed from them.
     outputs: dict[int, Any] = field(default_factory=dict)
 
 
@@ -69,28 +55,6 @@ class PipelineExecutor:
         saved        0    01   1    12   2    23   3    -        microbatches with saved activations
 
     The last B of a chunk completes its gradients: a DDP sends them while other ranks still compute.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The pipeline's own communicator.
-    plan : Plan or Measuring
-        The plan, or the measurement that finds it in the first steps.
-    stages : list of Stage
-        The stages of this rank, one for each chunk (part of the model).
-    replicas : Replicas
-        The DDPs around the chunks.
-    tied : Tied
-        The parameters that several ranks share.
-    microbatches : int
-        Number of microbatches.
-
-    Attributes
-    ----------
-    plan : Plan
-        The present plan.
-    last : LastStep
-        The last step that had a backward.
     """
 
     def __init__(
@@ -109,11 +73,12 @@ class PipelineExecutor:
         self._replicas, self._tied = replicas, tied
         self._channel = Channel(comm, microbatches, self.plan.placement.stages)
         self._tasks: dict[str, Tasks] = {}
-        # Saved activations by chunk and microbatch.  How many are alive is counted by the objects.
+        # Saved activations by chunk and microbatch.  How many are alive is counted by the objects,
+        # weakly: so a reference that a stage forgot to drop is found by the proof's number.
         self._saved: dict[tuple[int, int], Any] = {}
         self._live: WeakSet[SavedActivations] = WeakSet()
         self._peak = self._predicted = 0
-        self._handed: dict[int, TensorMessage] = {}  # from one chunk of this rank to another
+        self._local: dict[int, TensorMessage] = {}  # by tag: from one chunk of this rank to another
         # Times: of the present part, of all parts of the step, of all steps.
         self._spans: list[Span] = []
         self._parts: list[list[Span]] = []
@@ -153,7 +118,7 @@ class PipelineExecutor:
         """
         began = perf_counter()
         self._saved.clear()
-        self._handed.clear()
+        self._local.clear()
         self._spans, self._parts, self._seconds = [], [], 0.0
         self._peak, self._predicted = len(self._live), predicted
         return began
@@ -166,6 +131,7 @@ class PipelineExecutor:
         tasks = self._tasks.get(what) or self._prepare(what)
         with self._guard(what):
             if what != "forward":
+                # Each microbatch adds to the gradients: a DDP sends them after the last one only.
                 self._replicas.pause()
                 self._tied.begin()
             for source, tag, stage in tasks.opening:
@@ -198,6 +164,7 @@ class PipelineExecutor:
         message = None
         if task.receive is not None:
             message = self._receive(task)
+        # The last backward of the stage: from here on its DDP sends each bucket once it is full.
         if task.completes:
             self._replicas.resume(task.chunk)
         begin = perf_counter()
@@ -207,7 +174,7 @@ class PipelineExecutor:
         if made is None:
             return
         if task.send_to < 0:
-            self._handed[task.send_tag] = made
+            self._local[task.send_tag] = made
         else:
             self._channel.send(task.send_to, task.send_tag, made)
 
@@ -217,7 +184,7 @@ class PipelineExecutor:
         A message between two chunks of this rank is there already.
         """
         if task.local:
-            return self._handed.pop(task.receive_tag)
+            return self._local.pop(task.receive_tag)
         source, tensors = task.receive, task.stage.tensors
         assert source is not None
         message = self._channel.receive(source, task.receive_tag, tensors)
@@ -301,6 +268,8 @@ class PipelineExecutor:
         with self._guard("backward" if batch is None else "step"):
             problem = self._sync()
             self._channel.finish()
+            # Two collectives, of different groups: the replicas of the last stage have different
+            # batches, of which the mean counts; then each pipeline tells its stages, with a sum.
             if batch is not None and self.plan.last == self._comm.rank:
                 loss = self._replicas.mean(batch.total)
             loss = self._agree(loss, problem)
@@ -346,11 +315,9 @@ class PipelineExecutor:
     def _agree(self, loss: float, problem: MpidistError | None) -> float:
         """Return the sum of `loss` over the ranks, all but one of which pass 0; collective.
 
-        Raises
-        ------
-        MpidistError
-            On every rank if any passes a `problem`: that on the rank itself, RankFailed on others.
+        If any rank passes a `problem`, it is raised there, and RankFailed on the others.
         """
+        # One allreduce of two numbers in a good step; texts are exchanged after a bad one only.
         sums = self._sums
         sums[0], sums[1] = loss, problem is not None
         self._comm.allreduce(sums, out=sums)
@@ -362,7 +329,7 @@ class PipelineExecutor:
             raise problem
         rank = next(rank for rank, text in enumerate(everyone) if text is not None)
         error = RankFailed(f"rank {rank} ended its part of the step with {everyone[rank]}")
-        error.echo = True
+        error.echo = True  # of an error on another rank, whose own traceback says more
         raise error
 
     def _measure(self, measuring: Measuring) -> None:
@@ -430,6 +397,7 @@ def _gradient_message(task: Task, grads: list[Any]) -> TensorMessage | None:
     """Return the message with `grads`, the gradients of the inputs; None on the first stage."""
     if task.send is None:
         return None
+    # One tensor is the usual case: its tree is a constant, which needs no flatten().
     convert, tree = task.stage.tensors, ONE_TENSOR
     if len(grads) != 1 or grads[0] is None:
         tree, grads = flatten(tuple(grads))

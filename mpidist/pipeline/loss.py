@@ -40,12 +40,8 @@ def declared(function: Any, name: str) -> Any:
 def is_sum(function: Any, reduction: Any, rank: int) -> bool:
     """Return whether a loss function computes a sum over rows, and not a mean.
 
-    Nothing is guessed: the function declares it, or `reduction` says so.
-
-    Raises
-    ------
-    InvalidArgument
-        If `function` is not callable, or neither says which, or they contradict each other.
+    Nothing is guessed: the function declares it, or `reduction` says so; InvalidArgument if neither
+    does, or they contradict each other.
     """
     where = f"rank {rank}: loss_fn"
     if not callable(function):
@@ -75,19 +71,9 @@ def is_sum(function: Any, reduction: Any, rank: int) -> bool:
 
 
 class MicrobatchLoss:
-    """The part of a batch's loss that one microbatch contributes.
+    """The part of a batch's loss of one microbatch: `weight` times the function's result.
 
-    Parameters
-    ----------
-    function : callable
-        The loss function, called as ``function(output, target)``.
-    target : tensor or structure of tensors
-        The target of the microbatch.
-    weight : float
-        Factor of the function's result.  With 0 the function is not called: the mean over no rows
-        would be NaN.
-    rank : int
-        Rank named by errors.
+    With weight 0 the function is not called: the mean over no rows would be NaN.
     """
 
     __slots__ = ("_function", "_target", "weight", "_rank")
@@ -100,6 +86,7 @@ class MicrobatchLoss:
         if self.weight:
             found = self._function(output, self._target)
         else:
+            # Zero, but with a graph: backward must reach the parameters, as on other microbatches.
             found = sum(x.flatten()[:0].sum() for x in flatten(output)[1])
         if not is_tensor(found) or tuple(found.shape) not in ((), (1,)):
             what = f"shape {tuple(found.shape)}" if is_tensor(found) else type(found).__name__
@@ -142,29 +129,10 @@ class MicrobatchLoss:
 class BatchLoss:
     """The loss of a batch, as a weighted sum over its microbatches.
 
-    Parameters
-    ----------
-    function : callable
-        ``function(output, target)`` returns the mean over the rows of a microbatch, or their sum.
-    target : tensor or structure of tensors
-        The target of the whole batch.
-    microbatches : int
-        Number of microbatches.
-    rank : int
-        Rank named by errors.
-    count : callable or None
-        ``count(target)`` returns the divisor of the function's mean, where that is not the number
-        of rows.
-    reduction : {"mean", "sum"} or None
-        Whether `function` returns the mean or the sum, where it does not declare that itself.
+    `function`, `target`, `count` and `reduction` are the arguments of :meth:`Pipeline.step`; the
+    weight of a microbatch is its share of all rows, or of all targets that count::
 
-    Attributes
-    ----------
-    counts : list of float
-        For each microbatch, the divisor of its mean: its rows, or the targets that count.
-    total : float
-        Sum of `counts`, the divisor of the batch's loss.  With replicas, the pipeline sets it to
-        the mean of the replicas' sums.
+        mean of 3 + 3 + 4 rows  =  3/10 mean of 3  +  3/10 mean of 3  +  4/10 mean of 4
     """
 
     def __init__(
@@ -181,27 +149,26 @@ class BatchLoss:
         parts = cut(target, microbatches, rank, "target")
         self._targets, self._rows, self._rank = parts.values(), parts.rows, rank
         self._function, self._sums = function, is_sum(function, reduction, rank)
+        # For each microbatch, the divisor of its mean: its rows, or the targets that count.
         self.counts = [float(number) for number in parts.rows]
         if count is not None:
             self.counts = [_checked(count, target, rank) for target in self._targets]
         elif not self._sums:
             self._find_counts(adapter(library(parts.tensors[0][0]), "loss"))
+        # The divisor of the batch's loss; with replicas the pipeline sets it to the replicas' mean.
         self.total = sum(self.counts)
 
     def _find_counts(self, losses: Any) -> None:
         """Set `counts` if the function is a known one of the target's library: cross_entropy, ….
 
-        `losses` is the library's adapter for losses, None without one.
-
-        Raises
-        ------
-        InvalidArgument
-            If an unknown function ignores some targets: its divisors cannot be known.
+        `losses` is the library's adapter for losses, None without one.  InvalidArgument if an
+        unknown function ignores some targets: its divisors cannot be known.
         """
         known = None
         if losses is not None and is_tensor(self._targets[0]):
             known = losses.known(self._function)
         if known is not None:
+            # A count is None for targets that are probabilities: then all rows count, as set above.
             counts = [known.count(target) for target in self._targets]
             if None not in counts:
                 self._function, self._sums, self.counts = known.function, known.sums, counts

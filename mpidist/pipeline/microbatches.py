@@ -10,21 +10,11 @@ from .values import Tree, flatten, select, unflatten
 
 
 class Microbatches(NamedTuple):
-    """A batch split into microbatches; the tensors share memory with the batch.
+    """A batch split into microbatches; the tensors share memory with the batch."""
 
-    Attributes
-    ----------
-    tree
-        Structure of the batch, and of each microbatch, see :func:`~.values.flatten`.
-    tensors : sequence of list
-        The tensors of each microbatch.
-    rows : sequence of int
-        The number of rows of each microbatch.
-    """
-
-    tree: Tree = None
-    tensors: Sequence[list[Any]] = ()
-    rows: Sequence[int] = ()
+    tree: Tree = None  # of the batch, and of each microbatch, see :func:`~.values.flatten`
+    tensors: Sequence[list[Any]] = ()  # of each microbatch
+    rows: Sequence[int] = ()  # of each microbatch
 
     def values(self) -> list[Any]:
         """Return a list of the microbatches, each a value with the structure of the batch."""
@@ -44,21 +34,8 @@ def bounds(rows: int, count: int) -> list[tuple[int, int]]:
 def cut(value: Any, count: int, rank: int, argument: str) -> Microbatches:
     """Split a batch into `count` microbatches along its first dimension.
 
-    Parameters
-    ----------
-    value : tensor or structure of tensors
-        Tensors of at least one dimension, with the same number of rows; other values go to all
-        microbatches.
-    count : int
-        Number of microbatches.
-    rank, argument
-        Rank and argument named by errors.
-
-    Raises
-    ------
-    InvalidArgument
-        If `value` has no tensor or one without dimensions, tensors of different numbers of rows,
-        or fewer rows than microbatches.
+    Tensors need the same number of rows, at least `count`; other values go to all microbatches.
+    Errors name `rank` and `argument`.
     """
     where = f"rank {rank}: {argument}"
     tree, tensors = flatten(value, where)
@@ -99,19 +76,8 @@ def form_of(output: Any) -> OutputForm:
 def cut_gradients(grad: Any, outputs: Sequence[OutputForm], rank: int) -> list[list[Any]]:
     """Return for each microbatch the list of its outputs' gradients: tensors, or None for zero.
 
-    Parameters
-    ----------
-    grad : list, tensor or structure of tensors
-        A list with one gradient for each microbatch, or one for the whole batch, which is cut.
-    outputs : sequence of OutputForm
-        The outputs of the microbatches.
-    rank : int
-        Rank named by errors.
-
-    Raises
-    ------
-    InvalidArgument
-        If structure or shapes differ from those of the outputs.
+    `grad` is a list with one gradient for each microbatch, or one for the whole batch, which is
+    cut. InvalidArgument if structure or shapes differ from those of the outputs.
     """
     where, count = f"rank {rank}: grad", len(outputs)
     if grad is None:

@@ -85,6 +85,8 @@ class Partition(Sequence):
         return "\n".join([*lines, f"balance {self.balance:.2f} (mean / largest)"])
 
 
+# By stage, not in the Partition: a Pipeline gets one stage of it, and finds its parameters here.
+# Weak, so that a stage that the user drops frees its parameters.
 _tied: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -127,7 +129,15 @@ def divide(costs: Sequence[float], parts: int) -> list[int]:
     """
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     count = len(costs)
-    best = [math.inf if k else 0.0 for k in range(count + 1)]  # with no part yet
+    # 5 costs in 3 parts.  best[stop]: the smallest largest sum of the costs before `stop`, in as
+    # many parts as were added so far; cuts remembers where the last part of it begins::
+    #
+    #     costs              4   1   2   3   2
+    #     stop           0   1   2   3   4   5
+    #     best, 1 part   ∞   4   5   7  10  12
+    #     best, 2 parts  ∞   ∞   4   4   5   7      5 = max(best of 1 part before 2, 2 + 3)
+    #     best, 3 parts  ∞   ∞   ∞   4   4   5      read back from the right: 4 | 1 2 | 3 2
+    best = [math.inf if k else 0.0 for k in range(count + 1)]
     cuts: list[list[int]] = []
     for part in range(1, parts + 1):
         now, cut = [math.inf] * (count + 1), [0] * (count + 1)
@@ -153,26 +163,13 @@ def measure(
 ) -> list[float]:
     """Return the seconds of forward and backward of each layer: medians of a few rounds.
 
-    Copies are measured, one at a time, so layers and generators of random numbers stay as they are.
-
-    Parameters
-    ----------
-    layers : sequence of modules
-        The layers, in order.
-    example : tensor or structure of tensors
-        Input of the first layer.
-    sequential : callable
-        The class Sequential of the layers' library: layers are called as within one.
-    where : str
-        Rank, which begins error messages.
-
-    Raises
-    ------
-    Unsupported
-        If a layer cannot be copied.
+    Copies are measured, one at a time, so layers and generators of random numbers stay as they are;
+    Unsupported if a layer cannot be copied.  `sequential` is the class Sequential of the layers'
+    library: layers are called as within one.
     """
     seconds: list[float] = []
     tree, tensors = flatten(example, f"{where}example")
+    # Dropout draws numbers: training afterwards gets those that it would have got anyway.
     with restored(random_states()), _recording(layers[0]):
         for k, layer in enumerate(layers):
             try:

@@ -27,7 +27,7 @@ from .replicas import Replicas, Tied, clip
 from .schedules import PipelineSchedule, as_schedule
 from .schedules.trace import Trace
 from .stage import Stage, stage_of
-from .state import deal, layers_of, load_stage, resume_state
+from .state import layers_of, load_stage, restage, resume_state
 from .stats import PipelineStats, record
 
 
@@ -100,13 +100,7 @@ EXPECTED = (
 
 
 def chunks_of(given: Any, rank: int) -> list[Any]:
-    """Return the chunks of a rank as a list of modules, from the user's argument.
-
-    Raises
-    ------
-    InvalidArgument
-        If `given` is not a module, and not a list of modules.
-    """
+    """Return the chunks of a rank as a list of modules; InvalidArgument for anything else."""
     where = f"rank {rank}: Pipeline: stage"
     if isinstance(given, Partition):
         raise InvalidArgument(
@@ -153,13 +147,10 @@ def check_differentiates(rank: int, stages: Sequence[Stage], what: str) -> None:
 def backward_follows(comm: Communicator, stages: Sequence[Stage]) -> bool:
     """Return whether forward() must save activations; collective.
 
-    It must if any stage of any rank is in training mode and PyTorch records graphs.
-
-    Raises
-    ------
-    InvalidArgument
-        On every rank, if PyTorch records graphs on some ranks only.
+    It must if any stage of any rank is in training mode and PyTorch records graphs; InvalidArgument
+    on every rank if PyTorch records graphs on some ranks only.
     """
+    # All must answer alike: a stage in evaluation, such as a frozen one, passes gradients on, too.
     records = [s.differentiates for s in stages if s.differentiates is not None]
     mine = [any(s.training for s in stages), True in records, False in records]
     everyone = comm.allgather(np.array(mine, np.uint8)).reshape(comm.size, len(mine))
@@ -251,6 +242,7 @@ class Pipeline:
 
         self.module, self.comm, self.schedule = stage, comm, schedule
         allow_for_training(comm)
+        # A communicator of its own, so that no message of the user's is taken for an activation.
         own = comm.split(0)
         assert own is not None
         self._own: Communicator = own
@@ -316,6 +308,8 @@ class Pipeline:
         if self._executor.plan.last == self.comm.rank:
             rank, parts = self.comm.rank, self.num_microbatches
             batch.loss = loss = BatchLoss(loss_fn, target, parts, rank, count, reduction)
+            # DDP takes the mean over the replicas; where they have unequal numbers of targets,
+            # each divides by their mean number, so that all targets count alike.
             loss.total = self._replicas.mean(loss.total)
         self._backward_follows = False
         return self._executor.step(batch)
@@ -455,7 +449,7 @@ class Pipeline:
         mine = self._numbered()
         every = self._own.allgather_object({n: layers_of(m) for n, m in mine.items()})
         layers = {n: count for found in every for n, count in found.items()}
-        given = deal(
+        given = restage(
             state["by_stage"], state["stages"], [layers[n] for n in range(place.stages)], mine, rank
         )
         for number, module in mine.items():

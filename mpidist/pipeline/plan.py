@@ -31,23 +31,12 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Plan:
-    """A proved schedule for given numbers of ranks, microbatches and chunks.
-
-    Attributes
-    ----------
-    name : str
-        Name of the schedule.
-    placement : Placement
-        Which rank holds which virtual stage.
-    steps : tuple of list of Step
-        The steps of every rank.
-    peaks : tuple of int
-        Largest number of live activations (of a chunk for a microbatch) on each rank.
-    """
+    """A proved schedule for given numbers of ranks, microbatches and chunks."""
 
     name: str
     placement: Placement
-    steps: tuple[list[Step], ...]
+    steps: tuple[list[Step], ...]  # of every rank
+    # Largest number of live activations (of a chunk for a microbatch) on each rank.
     peaks: tuple[int, ...]
 
     @cached_property
@@ -91,11 +80,8 @@ def plan_of(
 def on_all_ranks(comm: Communicator, make: Callable[[], Made], what: str) -> Made:
     """Call ``make()`` on every rank and return this rank's result; collective.
 
-    Raises
-    ------
-    Exception
-        On every rank if the call fails on any: its own error there, on the others InvalidArgument
-        with that rank and the reason; `what`, such as "schedule", says what the call checks.
+    If it fails on any rank, its own error is raised there, and on the others InvalidArgument with
+    that rank and the reason; `what`, such as "schedule", says what the call checks.
     """
     made, failure = None, None
     try:
@@ -137,52 +123,26 @@ def check_equal(comm: Communicator, **settings: Any) -> None:
 
 @dataclass(slots=True)
 class Task:
-    """One action of a rank with its messages, prepared for the executor.
-
-    Attributes
-    ----------
-    action : Action
-        The action; `kind`, `microbatch` and `chunk` are copies of its fields.
-    stage : Stage
-        The stage that runs it.
-    last : bool
-        Whether that is the last stage of the pipeline.
-    receive, send : Message or None
-        The message that the action waits for, and the one that it produces.
-    local : bool
-        Whether `receive` comes from another stage of this rank.
-    send_to : int
-        The rank that gets `send`; -1 if it stays on this rank, or there is none.
-    receive_tag, send_tag : int
-        The tags of the messages; -1 where there is none.
-    where : str
-        The rank and the virtual stage, for error messages.
-    following, following_tag : Message or None, int
-        The next message from the same stage to `stage`: its receives are posted when `receive` has
-        arrived.
-    releases : bool
-        Whether this is the last action that needs the microbatch's saved activations.
-    completes : bool
-        Whether this is the stage's last action of the step: then its gradients are complete.
-    """
+    """One action of a rank with its messages, prepared for the executor."""
 
     action: Action
-    kind: str
+    kind: str  # this and the next two are copies of the action's fields
     microbatch: int
     chunk: int
     stage: Stage
-    last: bool
-    receive: Message | None
+    last: bool  # whether `stage` is the last of the pipeline
+    receive: Message | None  # for which the action waits
     send: Message | None
-    local: bool
-    send_to: int
-    receive_tag: int
-    send_tag: int
-    where: str
+    local: bool  # whether `receive` comes from another stage of this rank
+    send_to: int  # the rank that gets `send`; -1 if it stays on this rank, or there is none
+    receive_tag: int  # -1 where there is none
+    send_tag: int  # -1 where there is none
+    where: str  # rank and virtual stage, for error messages
+    # The next message from the same stage to `stage`: posted when `receive` has arrived.
     following: Message | None = None
     following_tag: int = 0
-    releases: bool = False
-    completes: bool = False
+    releases: bool = False  # whether no later action needs the microbatch's saved activations
+    completes: bool = False  # whether the stage's gradients are complete: its last action
 
     def explain(self, error: Exception) -> None:
         """Add to an error of this task where it occurred.
@@ -201,17 +161,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of one rank in one step, and the receives to post before them.
-
-    Attributes
-    ----------
-    tasks : list of Task
-        The tasks.
-    opening : list of (int, int, Stage)
-        Source rank, tag and receiving stage of the first message from each stage on another rank.
-    """
+    """The tasks of one rank in one step, and the receives to post before them."""
 
     tasks: list[Task]
+    # Source rank, tag and receiving stage of the first message from each stage on another rank.
     opening: list[tuple[int, int, Stage]]
 
 
@@ -222,30 +175,39 @@ def tasks_of(
     stages: Sequence[Stage],
     tag: Callable[[Message], int],
 ) -> Tasks:
-    """Return the tasks of one rank for its `steps`: with tags, and when to post and to release.
+    """Return the tasks of one rank for its `steps`, which say when to post, release and complete.
 
     ``tag(message)`` returns the tag of a message.
     """
     tasks = [_task(step, rank, placement, stages, tag) for step in steps]
-    opening = []
-    ahead: dict[tuple, tuple[Message, int]] = {}
-    later: set[tuple[int, int]] = set()
-    unfinished: set[int] = set(range(len(stages)))
+    # Backwards, since each question is about what comes later on this rank.  Rank 1 of 3 with 3
+    # microbatches, by "zb-h1" (a: activation, g: gradient)::
+    #
+    #     task        F0   F1   I0   F2   I1   W0   I2   W1   W2      read from right to left
+    #     receive     a0   a1   g0   a2   g1   -    g2   -    -
+    #     following   a1   a2   g1   -    g2   -    -    -    -       posted when `receive` is there
+    #     releases                             x         x    x       the last of its microbatch
+    #     completes                                           x       the last of its chunk
+    #     opening     a0 and g0, which no earlier task can post
+    following: dict[tuple, tuple[Message, int]] = {}  # by edge; at the end, those of `opening`
+    needed: set[tuple[int, int]] = set()  # (chunk, microbatch) of the tasks to the right
+    incomplete: set[int] = set(range(len(stages)))
     for task in reversed(tasks):
         if task.receive is not None and not task.local:
-            following = ahead.get(task.receive.edge)
-            if following is not None:
-                task.following, task.following_tag = following
-            ahead[task.receive.edge] = task.receive, task.receive_tag
+            after = following.get(task.receive.edge)
+            if after is not None:
+                task.following, task.following_tag = after
+            following[task.receive.edge] = task.receive, task.receive_tag
         if task.kind == "F":
             continue
         key = task.chunk, task.microbatch
-        task.releases = key not in later
-        later.add(key)
-        task.completes = task.chunk in unfinished
-        unfinished.discard(task.chunk)
-    for task in tasks:
-        if task.receive is not None and ahead.pop(task.receive.edge, None) is not None:
+        task.releases = key not in needed
+        needed.add(key)
+        task.completes = task.chunk in incomplete
+        incomplete.discard(task.chunk)
+    opening = []
+    for task in tasks:  # in the order in which the messages are needed
+        if task.receive is not None and following.pop(task.receive.edge, None) is not None:
             opening.append((task.receive.source, task.receive_tag, task.stage))
     return Tasks(tasks, opening)
 
@@ -286,24 +248,9 @@ STEPS = 4
 class Measuring:
     """The first steps of ``schedule="auto"``, which measure the stages; created collectively.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The pipeline's own communicator.
-    microbatches, chunks : int
-        Number of microbatches, and of chunks on every rank.
-    cap : int or sequence of int or None
-        Largest number of live activations (of a chunk for a microbatch) on a rank: one for all, one
-        for each, or None for the number of virtual stages.
-    splits : bool
-        Whether backward of any stage of this rank can run in two halves, I and W.
-    placement : {"loop", "v"}
-        Which rank holds which virtual stage.
-
-    Attributes
-    ----------
-    plan : Plan
-        The plan of these steps: computed for stages of equal times, under the same cap.
+    `cap` is the largest number of live activations on a rank: one for all, one for each, or None
+    for the number of virtual stages; `splits` is whether backward of any stage of this rank has
+    halves.
     """
 
     def __init__(
@@ -319,6 +266,7 @@ class Measuring:
         self._comm, self._microbatches, self._chunks = comm, microbatches, chunks
         self._cap = check_caps(cap, comm.size, chunks, f"rank {comm.rank}: Pipeline: max_live")
         self._splits = any(comm.allgather_object(splits))
+        # Nothing is known yet: the plan is one for stages of equal times, under the same cap.
         self.plan, self._left = self._compute(Costs()), STEPS
         self._seconds: dict[tuple[int, str], list[float]] = {}
 

@@ -20,19 +20,8 @@ from .stage import Stage
 class Replicas:
     """The DDPs around the chunks of a rank: they average over the ranks that hold the same stages.
 
-    Without DDPs the rank is the only replica, and all methods leave its values as they are.
-
-    Parameters
-    ----------
-    modules : sequence of module
-        The chunks, in a :class:`~mpidist.parallel.DDP` or not.
-    rank : int
-        Rank named by errors.
-
-    Attributes
-    ----------
-    count : int
-        Number of ranks that hold the same stages; 1 without DDPs.
+    Without DDPs the rank is the only replica (`count` 1), and all methods leave its values as they
+    are.
     """
 
     def __init__(self, modules: Sequence[Any], rank: int):
@@ -90,37 +79,19 @@ class Replicas:
 class Tied:
     """The tied parameters of one rank; created collectively.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The pipeline's own communicator.
-    given : mapping of str to parameter, or to a list of parameters
-        Parameters of this rank; ranks that share one give it the same name.
-    found : mapping of str to parameter
-        Parameters in stages of this rank that a Partition found in other stages, too.
-
-    Attributes
-    ----------
-    names : list of str
-        The names that any rank gives, and "partition NAME" for parameters that a Partition found.
-    copies : list of parameter
-        Tied parameters of this rank that the norm of gradients must not count again: a lower rank
-        has them, or they follow another parameter of the same name.
-
-    Raises
-    ------
-    InvalidArgument
-        On every rank: if any gives anything but a mapping to parameters, if a name has only one
-        parameter over all ranks, or if shapes or dtypes under a name differ.
+    `given` is the argument `tied` of :class:`Pipeline`, `found` the parameters in stages of this
+    rank that a Partition found in other stages, too.  InvalidArgument on every rank if any gives
+    anything but parameters, if a name has only one over all ranks, or if shapes or dtypes under a
+    name differ.
     """
 
     def __init__(
         self, comm: Communicator, given: Mapping[str, Any], found: Mapping[str, Any] | None = None
     ):
-        mine, wrong = _described(given)
+        mine, wrong = _forms(given)
         known = {id(p) for own in given.values() for p in _listed(own)} if not wrong else set()
         found = {name: p for name, p in (found or {}).items() if id(p) not in known}
-        everyone, errors, others = zip(*comm.allgather_object((mine, wrong, _described(found)[0])))
+        everyone, errors, others = zip(*comm.allgather_object((mine, wrong, _forms(found)[0])))
         for rank, error in enumerate(errors):
             if error:
                 raise InvalidArgument(f"rank {rank}: Pipeline: {error}")
@@ -132,6 +103,8 @@ class Tied:
         self._parameters = {name: _listed(p) for name, p in given.items()}
         self._comms: dict[str, Communicator] = {}
         self._before: dict[tuple[str, int], np.ndarray] = {}
+        # Those that the norm of gradients must not count again: a lower rank has them, or they
+        # follow another parameter of the same name on this rank.
         self.copies: list[Any] = []
         self.names = sorted({name for found in everyone for name in found})
         for name in self.names:
@@ -183,6 +156,7 @@ class Tied:
             for p in own:
                 if p.grad is None:
                     p.grad = _zeros(p.data)
+            # Those of this rank first: then each rank sends one array, however many chunks have it.
             whole, *others = [_gradient(p) for p in own]
             for grad in others:
                 whole += grad
@@ -206,10 +180,10 @@ def _listed(given: Any) -> list[Any]:
     return list({id(p): p for p in several}.values())
 
 
-def _described(given: Any) -> tuple[dict[str, list[str]], str]:
-    """Return dtype and shape of each tied parameter as text, by name, and "" or an error message.
+def _forms(given: Any) -> tuple[dict[str, list[str]], str]:
+    """Return (forms, error): dtype and shape of each tied parameter by name; "" or what is wrong.
 
-    The message says what is wrong with `given`, the argument `tied`.
+    The error is returned, not raised, so that all ranks can exchange theirs in one collective.
     """
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
@@ -236,9 +210,8 @@ def _described(given: Any) -> tuple[dict[str, list[str]], str]:
                         f"tied[{name!r}] is a {kind}: expected a parameter, or a list of these",
                     )
                 array = _array(p.data)
-            except (
-                Exception
-            ) as error:  # of a lazy parameter, for example; the other ranks must know
+            # Whatever a parameter raises, such as a lazy one: the other ranks must know.
+            except Exception as error:
                 return found, f"tied[{name!r}] cannot be read: {type(error).__name__}: {error}"
             found[name].append(f"{getattr(array.dtype, 'name', array.dtype)}{list(array.shape)}")
     return found, ""
@@ -272,15 +245,7 @@ def clip(
 ) -> float:
     """Scale all gradients so that their norm over all stages is at most `max_norm`; collective.
 
-    Returns
-    -------
-    float
-        The norm before scaling, on every rank.
-
-    Raises
-    ------
-    Unsupported
-        If a ZeroOptimizer has divided the gradients.
+    Return the norm before scaling, on every rank; Unsupported with a ZeroOptimizer.
     """
     if replicas.divided:
         raise Unsupported(
@@ -294,5 +259,5 @@ def clip(
     def total(squares: float) -> float:
         return float(comm.allreduce(np.array([squares]), op="sum")[0])
 
-    beside = [p.grad for p in copies.values() if p.grad is not None]
-    return clip_by_norm(counted, max_norm, comm.rank, total, beside)
+    copied = [p.grad for p in copies.values() if p.grad is not None]
+    return clip_by_norm(counted, max_norm, comm.rank, total, copied)

@@ -20,17 +20,12 @@ class SavedActivations:
 
     The stage of each library has its own subclass.  The executor counts the objects that are alive;
     the largest number is `peak_live` of the statistics.
-
-    Attributes
-    ----------
-    inputs : list of tensor
-        The tensors that came from another stage; empty for the first stage.
     """
 
     __slots__ = ("inputs", "__weakref__")
 
     def __init__(self, inputs: list[Any]):
-        self.inputs = inputs
+        self.inputs = inputs  # tensors from another stage; empty for the first one
 
 
 MARK = "@gpu"
@@ -38,19 +33,12 @@ MARK = "@gpu"
 
 
 class DevicePlace:
-    """The device of a stage's tensors: that of its parameters or, without any, the sender's.
-
-    Attributes
-    ----------
-    on_gpu : bool or None
-        Whether the parameters are on a GPU; None without any.
-    direct : callable
-        ``direct()`` returns whether the MPI library takes addresses on a GPU.
-    """
+    """The device of a stage's tensors: that of its parameters or, without any, the sender's."""
 
     def __init__(self, parameters: Iterable[Any] = ()):
         places = [is_on_device(p.data) for p in parameters]
-        self.on_gpu: bool | None = any(places) if places else None
+        self.on_gpu: bool | None = any(places) if places else None  # None: no parameters
+        # Whether the MPI library takes addresses on a GPU; asked only if a tensor is on one.
         self.direct: Callable[[], bool] = bool
 
     @cached_property
@@ -69,13 +57,7 @@ class DevicePlace:
 
 
 class Stage(Protocol):
-    """One chunk of the model on this rank.
-
-    Attributes
-    ----------
-    module : object
-        The chunk itself, without a wrapper.
-    """
+    """One chunk of the model on this rank; `module` is the chunk itself, without a wrapper."""
 
     module: Any
 
@@ -103,23 +85,11 @@ class Stage(Protocol):
         keep: bool,
         loss: MicrobatchLoss | None = None,
     ) -> tuple[Any, Any]:
-        """Compute the output of a microbatch, or its loss.
+        """Return the output of a microbatch, or its loss; and with `keep` its SavedActivations.
 
-        Parameters
-        ----------
-        tree, tensors
-            The input: its structure and its tensors, see :func:`~.values.flatten`.
-        first : bool
-            Whether this is the first stage: the input is the user's and needs no gradient.
-        keep : bool
-            Whether a backward follows.
-        loss : MicrobatchLoss, optional
-            The loss, on the last stage of a step; backward begins there.
-
-        Returns
-        -------
-        object, SavedActivations or None
-            The output, or with `loss` its value as a float; and the saved activations with `keep`.
+        `tree` and `tensors` are the input, see :func:`~.values.flatten`; on the `first` stage it is
+        the user's and needs no gradient.  `keep` is whether a backward follows.  With `loss`, on
+        the last stage of a step, the result is a float, and backward begins there.
         """
 
     def finish(self, saved: Any, tree: Tree, outputs: list[Any]) -> None:
@@ -129,20 +99,11 @@ class Stage(Protocol):
         """
 
     def backward(self, saved: Any, grads: list[Any] | None) -> list[Any]:
-        """Compute the gradients of inputs and parameters (action B).
+        """Compute the gradients of inputs and parameters (action B); return those of the inputs.
 
-        Parameters
-        ----------
-        saved : SavedActivations
-            The saved activations of the microbatch's forward.
-        grads : list or None
-            Gradients of the outputs (None in it for zeros); None to begin at the loss.
-
-        Returns
-        -------
-        list
-            The gradient of each input tensor, or None where it has none, in memory that nothing
-            else uses.  Empty on the first stage.
+        `grads` are those of the outputs (None in it for zeros), or None to begin at the loss.  A
+        result is None where an input has no gradient, else in memory that nothing else uses.  Empty
+        on the first stage.
         """
 
     def backward_input(self, saved: Any, grads: list[Any] | None) -> list[Any]:
@@ -158,18 +119,11 @@ class Stage(Protocol):
 def stage_of(
     module: Any, where: str, comm: Communicator | None = None, checkpoint: bool = False
 ) -> Stage:
-    """Return the stage that runs a module, by the module's library.
+    """Return the stage that runs a module, by its library; the module may be in a DDP.
 
-    Parameters
-    ----------
-    module : module
-        The chunk, of any library; it may be in a :class:`~mpidist.parallel.DDP`.
-    where : str
-        Rank and chunk, which begin error messages.
-    comm : Communicator, optional
-        The communicator that sends the stage's tensors, if they are sent.
-    checkpoint : bool
-        Whether to keep only the input of a microbatch, and compute forward again in backward.
+    `where`, rank and chunk, begins error messages; `comm` sends the stage's tensors, if they are
+    sent.  With `checkpoint` only the input of a microbatch is kept, and backward computes forward
+    again.
     """
     bare = module.module if isinstance(module, DDP) else module
     stage: Stage = adapter(library(bare), "stage").stage(bare, module, where, checkpoint)

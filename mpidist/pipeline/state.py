@@ -71,7 +71,7 @@ def layers_of(module: Any) -> int | None:
     return len(names) if names == [str(k) for k in range(len(names))] else None
 
 
-def deal(
+def restage(
     saved: Mapping[int, Mapping[str, Any]],
     count: int,
     layers: Sequence[int | None],
@@ -80,25 +80,10 @@ def deal(
 ) -> Mapping[int, Any]:
     """Return states of present stages by number, from saved stages that may be cut differently.
 
-    Parameters
-    ----------
-    saved : mapping of int to mapping
-        The `layers` (see :func:`layers_of`) and `state` of each saved stage, by its number.
-    count : int
-        How many stages the saved pipeline had; if `saved` lacks some, the present one must have as
-        many.
-    layers : sequence of int or None
-        The number of layers of each present stage.
-    mine : collection of int
-        Present stages of this rank: their states are in the result at least.
-    rank : int
-        Rank named by errors.
-
-    Raises
-    ------
-    InvalidArgument
-        If the stages differ, and the layers of one are not known or their total number differs; or
-        if `saved` lacks a stage that is needed.
+    `saved` has `layers` (see :func:`layers_of`) and `state` of each saved stage, by its number, of
+    `count` stages in all; if it lacks some, the present pipeline must have as many.  `layers` are
+    those of each present stage; the states of `mine`, this rank's, are in the result at least.
+    InvalidArgument if the stages differ and their layers are not known or not as many in total.
     """
     wanted = mine if count == len(layers) and len(saved) < count else range(count)
     if missing := sorted(set(wanted) - set(saved)):
@@ -118,6 +103,10 @@ def deal(
             f"{_shown(before)} layers, this one has {len(layers)} with {_shown(layers)}: expected "
             "the same number of stages, or only Sequential stages with as many layers in total"
         )
+    # Layers keep their order; a name begins with the number within its stage.  4 layers::
+    #
+    #     saved     0.weight 1.weight 2.weight | 0.weight      stages of 3 and 1 layers
+    #     present   0.weight 1.weight | 0.weight 1.weight      stages of 2 and 2
     found: list[Any] = [{} for _ in now]
     stops = list(accumulate(now))
     for number, start in enumerate(accumulate(then[:-1], initial=0)):

@@ -77,25 +77,13 @@ class PipelineStats:
 
 
 class LastStep(NamedTuple):
-    """The last step that had a backward.
-
-    Attributes
-    ----------
-    plan : Plan
-        The plan that was run.
-    spans : tuple of Span
-        The actions of this rank with their times; empty before the first step.
-    peak, predicted : int
-        Largest number of live activations: as counted, and as the schedule promises.
-    step : int
-        Number of the step, from 0.
-    """
+    """The last step that had a backward."""
 
     plan: Plan
-    spans: tuple[Span, ...]
-    peak: int
-    predicted: int
-    step: int = 0
+    spans: tuple[Span, ...]  # the actions of this rank; empty before the first step
+    peak: int  # live activations, as counted
+    predicted: int  # live activations, as the schedule promises
+    step: int = 0  # number of the step, from 0
 
     def events(self, comm: Communicator, microbatches: int) -> list[Event]:
         """Return the events of this rank's last step, for a trace file."""
@@ -144,6 +132,7 @@ def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Pa
             f"rank {comm.rank}: trace({str(path)!r}) before the first step: expected a step(), or "
             "a forward() and a backward(), before it"
         )
+    # Clocks of different nodes differ by more than an action takes: all are set by rank 0's.
     aligned = []
     for shift, part, *_ in everyone:
         aligned.append(tuple([Span(s.action, s.begin - shift, s.end - shift) for s in part]))

@@ -30,11 +30,8 @@ def is_tensor(x: Any) -> bool:
 def flatten(value: Any, what: str = "the value") -> tuple[Tree, list[Any]]:
     """Return the tree of a value (its structure without tensors), and its tensors in order.
 
-    Raises
-    ------
-    InvalidArgument
-        If the value has anything in it but tensors, numbers, strings, None, and tuples, lists and
-        dicts of these; the message begins with `what`.
+    InvalidArgument, which begins with `what`, if the value has anything in it but tensors, numbers,
+    strings, None, and tuples, lists and dicts of these.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -83,10 +80,7 @@ def _build(tree: Tree, tensors: Iterator[Any], plain: bool) -> Any:
 def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
     """List the tensor, or None, that `value` has in place of each tensor of `tree`.
 
-    Raises
-    ------
-    InvalidArgument
-        If `value` has another structure; the message begins with `what`.
+    InvalidArgument, which begins with `what`, if `value` has another structure.
     """
     if tree == TENSOR and is_tensor(value):
         return [value]
@@ -165,35 +159,18 @@ TensorForm = tuple[str, tuple[int, ...], bool]
 
 
 class Metadata(NamedTuple):
-    """The description of a value without its elements; the header of a message has it.
+    """The description of a value without its elements; the header of a message has it."""
 
-    Attributes
-    ----------
-    tree
-        Structure of the value, see :func:`flatten`.
-    tensors : tuple of TensorForm
-        Dtype and shape of each tensor, and whether it needs a gradient.
-    rows : int
-        Number of rows of the microbatch, as the first stage counted them; 0 with gradients.
-    """
-
-    tree: Tree
+    tree: Tree  # see :func:`flatten`
     tensors: tuple[TensorForm, ...]
-    rows: int
+    rows: int  # of the microbatch, as the first stage counted them; 0 with gradients
 
 
 class TensorMessage(NamedTuple):
-    """A value in the form in which one stage sends it to another.
-
-    Attributes
-    ----------
-    metadata : Metadata
-        Structure, dtypes and shapes.
-    arrays : sequence of ndarray
-        One flat array for each tensor, on host memory, or on a GPU's if MPI takes its addresses.
-    """
+    """A value in the form in which one stage sends it to another."""
 
     metadata: Metadata
+    # One flat array for each tensor: on the host, or on a GPU if MPI takes its addresses.
     arrays: Sequence[np.ndarray]
 
 

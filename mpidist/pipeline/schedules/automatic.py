@@ -19,42 +19,23 @@ from .walk import check
 
 @dataclass(frozen=True)
 class PlannerRule:
-    """The rule by which a free rank chooses its next action.
+    """The rule by which a free rank chooses its next action."""
 
-    Attributes
-    ----------
-    order : str
-        Kinds of actions, the most urgent first; without halves of backward, I stands for B.
-    patience : float
-        Largest time by which an action may delay a more urgent one that could begin before its
-        end, as a share of its own time; with 1 a free rank never waits.
-    lead : int or None
-        On rank r of p, forward is at most ``lead * (p - r)`` microbatches ahead of backward of the
-        same stage; None: no limit.
-    """
-
+    # Kinds of actions, the most urgent first; without halves of backward, I stands for B.
     order: str = "IFW"
+    # Largest time by which an action may delay a more urgent one that could begin before its end,
+    # as a share of its own time; with 1 a free rank never waits.
     patience: float = 1.0
+    # On rank r of p, forward is at most ``lead * (p - r)`` microbatches ahead of backward of the
+    # same stage; None: no limit.
     lead: int | None = None
 
 
 class Planner:
     """Simulates the ranks, and records the actions that they choose.
 
-    Parameters
-    ----------
-    placement : Placement
-        Which rank holds which virtual stage.
-    microbatches : int
-        Number of microbatches.
-    costs : Costs
-        Times of the actions.
-    caps : sequence of int
-        Largest number of live activations on each rank, ≥ its number of chunks.
-    splits : bool
-        Whether backward is split into I and W; otherwise it is B.
-    rule : PlannerRule
-        The rule by which a free rank chooses.
+    `caps` has the largest number of live activations on each rank, ≥ its number of chunks; `splits`
+    is whether backward is split into I and W, else it is B.
     """
 
     def __init__(
@@ -83,6 +64,7 @@ class Planner:
         """Simulate all ranks, and return the list of actions of each."""
         while self.events:
             now, rank = heapq.heappop(self.events)
+            # What happens to a busy rank is seen at the end of its action, an event of its own.
             if now >= self.free[rank]:
                 self._choose(now, rank)
         return self.orders
@@ -92,7 +74,7 @@ class Planner:
 
         None begins if it would delay a more urgent one by more than the rule's patience.
         """
-        soonest = float("inf")
+        soonest = float("inf")  # at which a more urgent action could begin
         # Later chunks first: nearer to the loss, they free memory sooner.
         for kind, chunk in product(self.rule.order, reversed(range(self.placement.chunks))):
             stage = self.placement.stage(rank, chunk)
@@ -237,12 +219,8 @@ def automatic(
 def check_caps(cap: Any, size: int, chunks: int, name: str = "cap") -> list[int]:
     """Return a list with the cap of each rank.
 
-    `cap` is one number for all ranks, or one for each, or None for ``size * chunks``.
-
-    Raises
-    ------
-    InvalidArgument
-        If `cap` is none of these, or below `chunks`; the message begins with `name`.
+    `cap` is one number for all ranks, or one for each, or None for ``size * chunks``;
+    InvalidArgument, which begins with `name`, if it is none of these or below `chunks`.
     """
     caps = cap if isinstance(cap, (list, tuple)) else [size * chunks if cap is None else cap] * size
     for value in caps:

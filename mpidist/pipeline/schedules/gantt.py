@@ -84,18 +84,11 @@ class Sheet:
 
 
 def sheet(title: str, panels: Sequence[Panel]) -> Sheet:
-    """Lay out timelines one under the other, on a common time scale.
-
-    Parameters
-    ----------
-    title : str
-        The title.
-    panels : sequence of Panel
-        The timelines.
-    """
+    """Lay out timelines one under the other, on a common time scale."""
     whole = max((panel.timeline.makespan for panel in panels), default=0.0)
     spans = [s for panel in panels for part in panel.timeline.spans for s in part]
     lengths = sorted(span.end - span.begin for span in spans if span.end > span.begin)
+    # A quarter of the actions may be too short for a number; one short one must not widen them all.
     usual = lengths[len(lengths) // 4] if lengths else 1.0
     scale = _NARROWEST / usual
     if whole:

@@ -94,21 +94,11 @@ def derive(
 
 
 class Derived(NamedTuple):
-    """A schedule for given numbers of ranks, microbatches and chunks, with its steps.
-
-    Attributes
-    ----------
-    name : str
-        Name of the schedule.
-    placement : Placement
-        Which rank holds which virtual stage.
-    parts : tuple of list of Step
-        The steps of every rank.
-    """
+    """A schedule for given numbers of ranks, microbatches and chunks, with its steps."""
 
     name: str
     placement: Placement
-    parts: tuple[list[Step], ...]
+    parts: tuple[list[Step], ...]  # the steps of every rank
 
 
 def derived(

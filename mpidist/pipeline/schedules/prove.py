@@ -64,14 +64,10 @@ class Outstanding:
         target  step   0    1    2    3    4
         message             |---------|         sent after step 0 at the earliest, used by step 3
         message                  |---------|    both may be outstanding at steps 2 and 3
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
     """
 
     def __init__(self, ranks: int):
+        # clock[r][q]: how many steps of rank q have ended for sure, as far as rank r can know.
         self._clock = [[0] * ranks for _ in range(ranks)]
         self._sent: dict[Message, list[int]] = {}
         self._lives: dict[tuple[int, int, int, str], list[tuple[int, int]]] = {}
@@ -110,12 +106,14 @@ class Outstanding:
 
 def _most(lives: Iterable[tuple[int, int]]) -> int:
     """Return the largest number of `lives` that share a step; each is (first step, last step)."""
+    # The number is largest just before a message is used: there, all that have begun by then are
+    # alive but those used earlier.  Sorted, both are counted in O(n log n).
     lives = list(lives)
     begins = sorted(first for first, _ in lives)
     most = 0
     for used, (_, last) in enumerate(sorted(lives, key=lambda life: life[1])):
-        begun = bisect_left(begins, last + 1)
-        most = max(most, begun - used)
+        sent = bisect_left(begins, last + 1)
+        most = max(most, sent - used)
     return most
 
 

@@ -18,35 +18,22 @@ _KNOWN = frozenset(KINDS.values())
 
 @dataclass(frozen=True)
 class ActionCheck:
-    """Checker of one rank's generator: it must yield valid actions, and end.
-
-    Attributes
-    ----------
-    name : str
-        Name of the schedule.
-    rank, placement, microbatches
-        The rank, the placement of virtual stages, and the number of microbatches.
-    splits : bool or None
-        Whether I and W may occur, as in :class:`~mpidist.pipeline.PipelineSchedule`.
-    """
+    """Checker of one rank's generator: it must yield valid actions, and end."""
 
     name: str
     rank: int
     placement: Placement
     microbatches: int
-    splits: bool | None
+    splits: bool | None  # whether I and W may occur; None: either
 
     def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
         """List the actions of the generator that ``make()`` returns, after checking each.
 
-        Repeated actions are left to the prover, whose error names the first one.
-
-        Raises
-        ------
-        ScheduleError
-            If the generator fails, does not end, or yields anything but valid actions; with rank,
-            step and reason, and the virtual stage if it is known.
+        Repeated actions are left to the prover, whose error names the first one.  ScheduleError,
+        with rank, step and reason, if the generator fails, does not end, or yields anything else.
         """
+        # Twice what can be right: enough for the prover to name an action done again, and an end
+        # for a generator that has none.
         most = 2 * 3 * self.microbatches * self.placement.chunks
         actions: list[Action] = []
         try:

@@ -160,8 +160,18 @@ def zb_v(rank: int, size: int, microbatches: int) -> Iterator[Action]:
         rank 0  F0a F1a F2a F0b I0b W0b F1b I1b W1b I0a W0a F2b I2b W2b I1a W1a I2a W2a .
         rank 1  .   F0a F0b F1a F1b I0b W0b F2a I0a W0a F2b I1b W1b I1a I2b I2a W1a W2b W2a
     """
+    # Rank 1 of 3, 5 microbatches; a and b are the chunks 0 and 1 (r is the rank)::
+    #
+    #     F0a F1a F2a                 2(p-r)-1  microbatch 0 goes down to rank 2 and back up to here
+    #     F0b F3a                     r         … up to rank 0, and its gradient comes back down
+    #     F1b I0b W0b  F2b I1b W1b    p-r       … down to rank 2, and back up as that of chunk a
+    #     F4a I0a W0a F3b I2b W2b  …  m-p       all is there when it is needed
+    #     I2a I4b                     r         gradients first: other ranks wait for them;
+    #     I3a W2a  I4a W3a            p-r       W, for which none waits, fills the time between
+    #     W4b  W4a                    r, r      and comes last
     behind = size - rank
-    full = max(microbatches, 2 * size - 1)  # with fewer, those that there are keep their order
+    # The phases are whole with 2p-1 microbatches; of a smaller batch, those missing are left out.
+    full = max(microbatches, 2 * size - 1)
     order = ["F0"] * (2 * behind - 1) + ["F1", "F0"] * rank + ["F1", "I1", "W1"] * behind
     for turn in range(full - size):
         order += ["F0"] if turn + 2 * size - 1 - rank < full else []

@@ -24,23 +24,11 @@ COARSE = 160  # most columns of a figure whose times are rounded
 
 
 def figure(timeline: Timeline, columns: int | None = None, end: float | None = None) -> str:
-    """Draw a timeline as text: a line for each rank.
+    """Draw a timeline as text: a line for each rank, without trailing blanks.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        The timeline to draw.
-    columns : int, optional
-        Largest width of a line; by default as wide as needed, but about 160 at most where times
-        must be rounded to columns.
-    end : float, optional
-        Time from the first action to the right end, to draw timelines on one scale; by default the
-        makespan.
-
-    Returns
-    -------
-    str
-        Lines without trailing blanks.
+    `columns` is the largest width of a line; by default as wide as needed, but about 160 at most
+    where times must be rounded to columns.  `end` is the time from the first action to the right
+    end, to draw timelines on one scale; by default the makespan.
     """
     lines = ("".join(text for text, _ in line) for line in pieces(timeline, columns, end))
     return "\n".join(line.rstrip() for line in lines)
@@ -59,6 +47,7 @@ def pieces(
     longest = max((len(label(s.action, timeline)) for p in timeline.spans for s in p), default=1)
     slot = _slot(timeline)
     room = None if columns is None else columns - margin
+    # One label a slot: then columns are exact multiples of the times, and nothing is rounded.
     if slot and (room is None or whole / slot * (longest + 1) <= room):
         per_time = (longest + 1) / float(slot)
         idle = "." + " " * longest
@@ -89,6 +78,8 @@ def _slot(timeline: Timeline) -> Fraction | None:
     for part in timeline.spans:
         for span in part:
             for time in (span.begin - timeline.begin, span.end - timeline.begin):
+                # Sums of floats such as 0.1 miss their fraction by a rounding; measured times have
+                # no such fraction.
                 exact = Fraction(time).limit_denominator(1000)
                 if abs(exact - Fraction(time)) > Fraction(1, 10**9):
                     return None
@@ -199,18 +190,13 @@ def picture(
     proof = prove_parts(name, parts, place, microbatches)
     line = Timeline(name, place, microbatches, run(parts, place, times))
     panel = gantt.Panel(line, "", (*notes(line, "{:.4g}".format), outstanding(proof)))
-    return Picture(f"{describe(line)}: {_words(times)}", (panel,))
+    return Picture(f"{caption(line)}: {_words(times)}", (panel,))
 
 
 def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
     """Return a picture of two timelines: the predicted one, and below it the measured one.
 
-    Parameters
-    ----------
-    trace : Trace
-        The recorded run; its order of actions is simulated for the prediction.
-    costs : Costs, optional
-        Costs for the prediction; by default the mean times of the run.
+    The prediction simulates the run's own order of actions, by default with its mean times.
     """
     measured = trace.measured
     predicted = trace.predict(costs)
@@ -218,7 +204,7 @@ def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
     if trace.peak != measured.peak:
         below[-1] += f"; counted by the run: {_numbers(trace.peak)}"
     over = gantt.Panel(predicted, "predicted", notes(predicted, _seconds))
-    return Picture(describe(measured), (over, gantt.Panel(measured, "measured", tuple(below))))
+    return Picture(caption(measured), (over, gantt.Panel(measured, "measured", tuple(below))))
 
 
 def text(
@@ -255,7 +241,7 @@ def svg(
     return Svg(picture(schedule, size, microbatches, chunks, costs).svg())
 
 
-def describe(line: Timeline) -> str:
+def caption(line: Timeline) -> str:
     """Return the name, ranks and microbatches of a timeline as text."""
     ranks, chunks, count = line.placement.ranks, line.placement.chunks, line.microbatches
     of = f", {chunks} chunks each" if chunks > 1 else ""

@@ -50,10 +50,7 @@ class Costs:
     def table(self, stages: int) -> dict[str, list[float]]:
         """Return a dict from F, B, I and W to the list of that action's times, stage by stage.
 
-        Raises
-        ------
-        InvalidArgument
-            If the length of a sequence is not the number of virtual stages.
+        InvalidArgument if the length of a sequence is not the number of virtual stages.
         """
         times = {name: self._spread(name, stages) for name in ("F", "I", "W")}
         times["B"] = [i + w for i, w in zip(times["I"], times["W"])]
@@ -122,7 +119,7 @@ class Timeline:
     spans: tuple[tuple[Span, ...], ...]
 
     def _repr_svg_(self) -> str:
-        from . import gantt
+        from . import gantt  # which draws timelines, and so imports this module
 
         return gantt.svg(gantt.sheet(self.name, (gantt.Panel(self, "", ()),)))
 

@@ -17,38 +17,20 @@ CHUNKS = (1, 2, 3)  # by default, of schedules that serve any number
 
 @dataclass
 class PipelineProofRow:
-    """The results of proving one schedule for many sizes.
-
-    Attributes
-    ----------
-    name : str
-        The schedule.
-    chunks, sizes, microbatches : tuple of int
-        Numbers of chunks on a rank that were tried; numbers of ranks and of microbatches that were
-        proved.
-    refused : int
-        Number of cases that the schedule declares it cannot serve.
-    proofs, actions, messages : int
-        Number of proofs; of actions and of messages in all proofs together.
-    outstanding : int
-        The largest number of messages to one rank that can be sent and not yet used, in any proof.
-    seconds : float
-        Time of all proofs.
-    counterexample : str
-        The first case that could not be proved, and the reason; empty if there is none.
-    """
+    """The results of proving one schedule for many sizes."""
 
     name: str
-    chunks: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
-    microbatches: tuple[int, ...] = ()
-    refused: int = 0
+    chunks: tuple[int, ...]  # numbers of chunks on a rank that were tried
+    sizes: tuple[int, ...] = ()  # numbers of ranks that were proved
+    microbatches: tuple[int, ...] = ()  # numbers of microbatches that were proved
+    refused: int = 0  # cases that the schedule declares it cannot serve
     proofs: int = 0
-    actions: int = 0
+    actions: int = 0  # of all proofs together, and so are the messages
     messages: int = 0
+    # largest number of messages to one rank, sent and not yet used, in any proof
     outstanding: int = 0
     seconds: float = 0.0
-    counterexample: str = ""
+    counterexample: str = ""  # the first case that could not be proved, and why; or empty
 
     @property
     def proved(self) -> bool:
@@ -63,28 +45,11 @@ def sweep(
     named: Sequence[PipelineSchedule | Callable] | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> list[PipelineProofRow]:
-    """Prove schedules for all combinations of these numbers.
+    """Prove schedules for all combinations of these numbers; return one row for each schedule.
 
-    Parameters
-    ----------
-    ranks, microbatches : sequence of int
-        Numbers of ranks and of microbatches.
-    chunks : sequence of int, optional
-        Chunks on each rank, for schedules that serve any number; by default 1, 2 and 3.
-    named : sequence of PipelineSchedule or callable, optional
-        The schedules; by default all that are registered.
-    progress : callable, optional
-        Called with schedules done, schedules in all, and the name of the next one.
-
-    Returns
-    -------
-    list of PipelineProofRow
-        One for each schedule; a schedule is proved up to its first counter-example.
-
-    Raises
-    ------
-    InvalidArgument
-        If a schedule in `named` does not serve one of the `chunks`.
+    By default all registered ones are proved, with 1, 2 and 3 chunks if they serve any number; each
+    up to its first counter-example.  ``progress(done, total, next name)`` is called before each
+    one. InvalidArgument if a schedule in `named` does not serve one of the `chunks`.
     """
     found = schedules() if named is None else [as_schedule(one) for one in named]
     if chunks is not None and named is not None:
@@ -117,7 +82,7 @@ def _prove_one(
     row = PipelineProofRow(
         schedule.name, tuple(chunks) if schedule.any_chunks else (schedule.chunks,)
     )
-    begun = perf_counter()
+    began = perf_counter()
     sizes, counts = set(), set()
     for size, count, chunk in product(ranks, microbatches, row.chunks):
         if schedule.unsupported(size, count, chunk) is not None:
@@ -137,5 +102,5 @@ def _prove_one(
         row.messages += proof.messages
         row.outstanding = max(row.outstanding, *proof.outstanding)
     row.sizes, row.microbatches = tuple(sorted(sizes)), tuple(sorted(counts))
-    row.seconds = perf_counter() - begun
+    row.seconds = perf_counter() - began
     return row

@@ -58,16 +58,8 @@ def events_of(
 ) -> list[Event]:
     """Return the events of a rank's step in a trace file: the step itself, then its actions.
 
-    Parameters
-    ----------
-    name : str
-        Name of the pipeline's communicator, which tells several pipelines of a file apart.
-    line : Timeline
-        Name of the schedule, placement and number of microbatches; its `spans` are not used.
-    rank, step, peak : int
-        Rank in the pipeline, number of the step, and largest number of live activations.
-    spans : sequence of Span
-        The actions of this rank.
+    `name` is that of the pipeline's communicator, which tells several pipelines of a file apart;
+    `line` has the schedule, placement and number of microbatches (its spans are not used).
     """
     if not spans:
         return []
@@ -186,6 +178,7 @@ def _build(events: Sequence[dict[str, Any]]) -> Trace:
     stages, chunks, microbatches = head.stages, head.chunks, head.microbatches
     if min(stages, chunks, microbatches) < 1:
         raise ValueError("stages, chunks and microbatches: expected whole numbers >= 1")
+    # Before lists of these lengths are made: the file may be anyone's, and its numbers too.
     if stages * chunks * microbatches > len(events):
         raise ValueError(
             f"{len(events)} events are less than those of {stages} stages, {chunks} chunks and "

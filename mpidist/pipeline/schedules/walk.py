@@ -26,24 +26,17 @@ def peak_live(actions: Iterable[Action]) -> int:
 
 
 def walk(parts: Sequence[Sequence[Step]], placement: Placement) -> Iterator[tuple[int, int, Step]]:
-    """Yield the steps of all ranks in an order in which they can run.
+    """Yield (rank, index, step) of all ranks' steps in an order in which they can run.
 
     Each comes after the earlier steps of its rank and after the step that sends its message; sends
-    do not block.  The time of the walk is proportional to the number of steps.
-
-    Yields
-    ------
-    rank, index, step : int, int, Step
-        Each step of each rank, once.
-
-    Raises
-    ------
-    ScheduleError
-        If ranks wait for each other in a cycle; the message names them all.
+    do not block.  The time of the walk is proportional to the number of steps.  ScheduleError if
+    ranks wait for each other in a cycle; the message names them all.
     """
     sent: set[Message] = set()
     waiting: dict[Message, int] = {}
-    at = [0] * len(parts)
+    at = [0] * len(parts)  # the step at which each rank stands
+    # A rank runs until it needs a message not yet sent, and is woken by the step that sends it: no
+    # rank is looked at in vain, and any order of waking gives the same messages.
     ready = list(reversed(range(len(parts))))
     while ready:
         rank = ready.pop()
@@ -78,6 +71,8 @@ def _deadlock(
     while rank in needs and rank not in seen:
         seen.append(rank)
         rank = needs[rank].source
+    # From any waiting rank on to the one it waits for: that ends in the cycle, or at a rank that
+    # has ended and will not send.  The text begins with the lowest rank of the cycle.
     circle = seen[seen.index(rank) :] if rank in seen else seen
     circle = circle[circle.index(min(circle)) :] + circle[: circle.index(min(circle))]
     links = []
@@ -104,21 +99,8 @@ _BEFORE = {"B": F, "I": F, "W": I}
 def check(parts: Sequence[Sequence[Step]], placement: Placement, microbatches: int) -> None:
     """Raise ScheduleError unless each microbatch passes every stage once forward and once back.
 
-    Neighbouring stages on two ranks must also take the microbatches in the same order.
-
-    Parameters
-    ----------
-    parts : sequence of sequence of Step
-        The steps of each rank.
-    placement : Placement
-        Which rank holds which virtual stage.
-    microbatches : int
-        Number of microbatches.
-
-    Raises
-    ------
-    ScheduleError
-        With rank, virtual stage, step and reason.
+    Neighbouring stages on two ranks must also take the microbatches in the same order.  The error
+    has rank, virtual stage, step and reason.
     """
     forward: list[list[tuple[int, int]]] = [[] for _ in range(placement.stages)]
     backward: list[list[tuple[int, int]]] = [[] for _ in range(placement.stages)]
