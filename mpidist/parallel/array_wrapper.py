@@ -28,10 +28,10 @@ class Wrapper:
         def _end_backward(self) -> None: ...
 
     @staticmethod
-    def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
+    def accept_options(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
         """Raise InvalidArgument if `others` is not empty.
 
-        Only a DDP of a PyTorch module has more options, those of ``DistributedDataParallel``; it
+        Only the DDP of a PyTorch module has more options, those of ``DistributedDataParallel``, and
         translates them into `options`.
         """
         if others:

@@ -20,17 +20,7 @@ WINS = 0.75  # and is faster in at least this fraction of the rounds
 class Trial:
     """Times training steps with several transports of the buckets in turn.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Names of the transports; the first is the one without overlap.
-
-    Attributes
-    ----------
-    current : str
-        Name of the transport for the next step.
-    over : bool
-        Whether enough steps were timed.
+    The first name is that of the transport without overlap.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -57,6 +47,7 @@ class Trial:
         That is the fastest one if it is clearly faster than the first, otherwise the first.  The
         seconds are medians over the steps, of which each counts as long as on its slowest rank.
         """
+        # In turn, and round by round: what slows the machine for a while slows all of them.
         mine = np.array(self._seconds).reshape(ROUNDS, len(self._names))[1:]
         rounds = comm.allreduce(mine, op="max")
         medians = [statistics.median(column) for column in rounds.T.tolist()]
@@ -74,26 +65,8 @@ def candidates(
 
     It is one name unless `overlap` is "auto" and there are several ranks, and several buckets on
     the host: with one bucket nothing overlaps, and the host's clock cannot time transports of
-    gradients on a GPU.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    overlap : {"auto", "none", "polls", "thread"}
-        See :class:`~mpidist.parallel.DDP`.
-    buckets : int
-        Number of buckets.
-    on_device : bool
-        Whether gradients are on a GPU.
-
-    Raises
-    ------
-    InvalidArgument
-        If `overlap` is not a known name.
-    Unsupported
-        If `overlap` is "thread", and MPI does not allow calls from several threads or gradients are
-        on a GPU.
+    gradients on a GPU.  InvalidArgument for an unknown name; Unsupported for "thread" where MPI
+    allows no calls from several threads, or gradients are on a GPU.
     """
     if overlap not in ("auto", *TRANSPORTS):
         expected = ", ".join(map(repr, ("auto", *TRANSPORTS)))
@@ -125,22 +98,11 @@ class Autotune:
     """Finds the order of gradients and the fastest transport of a DDP, in its first steps.
 
     First it observes the order in which gradients are made, and regroups the buckets by it.  Then
-    it times the transports with these buckets, and keeps the fastest.
+    it times the transports with these buckets, and keeps the fastest::
 
-    Parameters
-    ----------
-    grouping : Grouping
-        The buckets.
-    comm : Communicator
-        The communicator of the buckets.
-    names : sequence of str
-        Names of the transports to be tried; the first is used until they are timed.
-
-    Attributes
-    ----------
-    times : dict of str to float
-        Seconds of a step with each transport, from the last trial of that transport; empty until a
-        trial has ended.
+        steps       1         2 … 11 or 16                     then, for one that won
+        buckets     guessed   in the observed order
+        transport   names[0]  "none", "polls", "thread" in turn  "none" and it in turn, once more
     """
 
     def __init__(self, grouping: Grouping, comm: Communicator, names: Sequence[str]):
@@ -149,6 +111,7 @@ class Autotune:
         self._left = OBSERVED_SYNCS if listens and comm.size > 1 else 0
         self._trial: Trial | None = None
         self._won = False  # whether a transport was faster than "none" in one trial
+        # Seconds of a step by transport, from its last trial; empty until one has ended.
         self.times: dict[str, float] = {}
 
     @property
@@ -201,6 +164,7 @@ class Autotune:
             grouping.make(self._comm, grouping.plan([*order, *sorted(rest, reverse=True)]))
         if self._names == ["none"]:
             return
+        # From here on a bucket is known to be complete, and can be sent during backward.
         for gradient in grouping.gradients:
             gradient.expected = max(1, gradient.count)
         if len(self._names) > 1 and len(grouping.buckets) > 1:

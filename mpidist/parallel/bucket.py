@@ -19,12 +19,8 @@ class BucketStreams:
     """The GPU streams that compute, send and read the gradients of one bucket.
 
     The host waits for none of them.  Where all are one stream, as in most models, no event is
-    recorded: an addition to a gradient costs one entry in a set.
-
-    Parameters
-    ----------
-    stream : callable
-        ``stream()`` returns the current stream of the library that computes the gradients.
+    recorded: an addition to a gradient costs one entry in a set.  ``stream()`` returns the current
+    stream of the library that computes the gradients.
     """
 
     def __init__(self, stream: Callable[[], int]):
@@ -57,21 +53,11 @@ class BucketStreams:
 
 @dataclass
 class Shard:
-    """A rank's shard of a bucket: the only part whose mean it receives, with ZeRO.
+    """A rank's shard of a bucket: the only part whose mean it receives, with ZeRO."""
 
-    Attributes
-    ----------
-    mine : slice
-        The shard's elements in the bucket's flat buffer.
-    counts : tuple of int
-        Number of elements of each rank's shard.
-    algorithm : str
-        Algorithm of the bucket's reduce_scatter.
-    """
-
-    mine: slice
-    counts: tuple[int, ...]
-    algorithm: str
+    mine: slice  # elements in the bucket's flat buffer
+    counts: tuple[int, ...]  # of each rank's shard
+    algorithm: str  # of the bucket's reduce_scatter
 
 
 Allocate = Callable[[Any, int, Communicator], Any]
@@ -142,8 +128,9 @@ class Bucket:
     def _make(self) -> None:
         assert self._allocate is not None
         self._flat = self._allocate(self.parameters[0], self.starts[-1], self.comm)
-        self._allocate = None  # it refers to the owner of the bucket: without the cycle memory is
-        # freed as soon as the bucket is dropped
+        # It refers to the owner of the bucket: without the cycle memory is freed as soon as the
+        # bucket is dropped.
+        self._allocate = None
         for start, gradient in zip(self.starts, self.gradients):
             gradient.view = self.framework.view(self._flat, start, gradient.parameter)
 
@@ -185,7 +172,7 @@ class Bucket:
         if not bare:
             return False
         flat, lost = self.flat, False
-        if len(bare) == len(self.gradients):
+        if len(bare) == len(self.gradients):  # the usual case: one fill instead of many small ones
             flat[...] = 0
         for gradient in bare:
             if len(bare) < len(self.gradients):
@@ -206,6 +193,11 @@ class Bucket:
             self.streams.before_send()
         if self._flat is None:
             self._make()
+        # What is sent is the buffer, so each gradient must be its part of it:
+        #
+        #     flat        |   weight   | bias |   weight   |
+        #     grad is       the view     None   another array, which the user or a loss assigned
+        #     so            nothing      zeros  copied, and replaced by the view
         for gradient in self.gradients:
             grad, view = gradient.parameter.grad, gradient.view
             if grad is view:
@@ -226,13 +218,10 @@ class Bucket:
                 f"rank {self.comm.rank}: the gradient of {gradient.name} is {error}"
             ) from None
 
-    def settle(self) -> None:
-        """Check the shapes of the gradients on a single rank, which does not call :meth:`collect`.
+    def check_shapes(self) -> None:
+        """Raise InvalidArgument if a gradient does not have its parameter's shape.
 
-        Raises
-        ------
-        InvalidArgument
-            If a gradient does not have its parameter's shape.
+        For a single rank, which sends nothing and so does not call :meth:`collect`.
         """
         for gradient in self.gradients:
             if gradient.parameter.grad is not None:

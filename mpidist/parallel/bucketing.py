@@ -25,28 +25,12 @@ def assign_buckets(
 ) -> list[tuple[int, ...]]:
     """Assign parameters to buckets in the order in which a backward pass computes gradients.
 
-    The first bucket is smaller so that communication begins early, as in PyTorch's reducer.
+    The first bucket is smaller so that communication begins early, as in PyTorch's reducer.  A
+    bucket holds parameters of one of `kinds` (the dtype, say); a parameter larger than the limits
+    has one of its own.  `order` has the indices of the parameters as their gradients become ready;
+    by default the reverse, which is right if forward uses the parameters in their order.  The
+    result has the indices of each bucket, in the order in which buckets become complete.
 
-    Parameters
-    ----------
-    nbytes : sequence of int
-        Size of each parameter in bytes.
-    kinds : sequence
-        Kind of each parameter (its dtype, say); a bucket holds parameters of one kind.
-    bucket_bytes, first_bucket_bytes : int
-        Largest size in bytes of a bucket, and of the first one.  A larger parameter has a bucket of
-        its own.
-    order : sequence of int, optional
-        Indices of the parameters in the order in which their gradients become ready; by default
-        the reverse of the parameters' order, which is right if forward uses them in their order.
-
-    Returns
-    -------
-    list of tuple of int
-        Indices of the parameters of each bucket, in the order in which buckets become complete.
-
-    Examples
-    --------
     >>> assign_buckets([4, 4, 4, 4], "aaaa", 8, 4)
     [(3,), (2, 1), (0,)]
     """
@@ -64,6 +48,7 @@ def assign_buckets(
             limit = bucket_bytes
         filling[kind].append(index)
         room[kind] -= nbytes[index]
+    # Buckets of several kinds are filled at the same time: their last gradients decide the order.
     complete = {index: moment for moment, index in enumerate(order)}
     return sorted(map(tuple, [*closed, *filling.values()]), key=lambda b: complete[b[-1]])
 
@@ -78,27 +63,9 @@ def choose_algorithms(
 ) -> list[str]:
     """Return the algorithm for each size in bytes, chosen on rank 0 for all ranks; collective.
 
-    An algorithm that `asked` or the communicator's configuration names is used in any case.
-    Otherwise executors are left out that may give other bits on each rank ("native") or cannot run
-    in the background.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The communicator that chooses.
-    nbytes : sequence of int
-        Sizes of the buffers.
-    asked : str
-        The user's algorithm, or "auto".
-    symmetric : bool
-        Whether the buffers are in symmetric memory.
-    collective : str
-        Name of the collective, such as "allreduce".
-
-    Raises
-    ------
-    UnknownName
-        If `asked` is neither "auto" nor an algorithm.
+    An algorithm that `asked` or the communicator's configuration names is used in any case
+    (UnknownName if there is none of that name).  Otherwise executors are left out that may give
+    other bits on each rank ("native") or cannot run in the background.
     """
     if asked != "auto":
         if asked not in reserved():
@@ -112,6 +79,7 @@ def choose_algorithms(
         except Unsupported:  # the configuration names one of UNSTEADY
             return comm.explain(collective, size, "mean", memory)[0].name
 
+    # Strategies and tuning tables may differ between ranks, which would deadlock: one decides.
     return comm.broadcast_object([name(size) for size in nbytes] if comm.rank == 0 else None)
 
 
@@ -181,37 +149,9 @@ Layout = list[tuple[int, ...]]
 class Grouping:
     """All trainable parameters of a model, divided into buckets.
 
-    Parameters
-    ----------
-    framework : Framework
-        Adapter for the library of the parameters.
-    named : sequence of (str, parameter)
-        Names and parameters, the same on every rank.
-    limits : tuple of int
-        Largest size in bytes of a bucket, and of the first one.
-    algorithm : str
-        Algorithm of the allreduces; "auto" chooses one for each bucket.
-    chooser : Communicator
-        The user's communicator, which chooses algorithms by its strategies and tuning.
-    sparse : collection of str
-        Names of parameters in no bucket, because their gradients are sparse.
-
-    Attributes
-    ----------
-    buckets : tuple of Bucket
-        The buckets, in the order in which a backward pass completes them.
-    layout : list of tuple of int
-        Indices of the parameters in each bucket, in the order of the buckets.
-    gradients : list of Gradient
-        Records of all gradients, in the order of `named`.
-    sparse : list of Gradient
-        Those in no bucket.
-    fixed : bool
-        Whether parameters stay in their buckets, whatever order is observed.
-    symmetric : bool
-        Whether the buckets of parameters in host memory are in symmetric memory.
-    on_device : bool
-        Whether there are parameters on a GPU.
+    `limits` are the largest sizes in bytes of a bucket, and of the first one.  `chooser` is the
+    user's communicator, which chooses algorithms by its strategies and tuning.  Parameters named in
+    `sparse` are in no bucket.
     """
 
     def __init__(
@@ -224,9 +164,10 @@ class Grouping:
         sparse: Collection[str] = (),
     ):
         self.framework, self.named, self._chooser = framework, list(named), chooser
-        self.symmetric = self.fixed = False
+        self.symmetric = False  # whether buckets on the host are in symmetric memory
+        self.fixed = False  # whether parameters stay in their buckets, whatever order is observed
         self.on_device = any(framework.stream(p) is not None for _, p in self.named)
-        self.buckets: tuple[Bucket, ...] = ()
+        self.buckets: tuple[Bucket, ...] = ()  # in the order in which backward completes them
         self._limits, self._algorithm = limits, algorithm
         self.gradients = [
             Gradient(i, name, p, int(framework.values(p).nbytes), name in sparse)
@@ -251,18 +192,10 @@ class Grouping:
     def make(
         self, comm: Communicator, layout: Layout, algorithms: Sequence[str] | None = None
     ) -> tuple[Bucket, ...]:
-        """Divide the parameters into new buckets, and return these; collective.
+        """Divide the parameters into new buckets by `layout`, and return these; collective.
 
-        Gradients keep their values.  With the present layout only the algorithms are set.
-
-        Parameters
-        ----------
-        comm : Communicator
-            The communicator on which buckets are sent.
-        layout : list of tuple of int
-            Indices of the parameters in each bucket, as :meth:`plan` returns them.
-        algorithms : sequence of str, optional
-            Algorithm of each bucket's allreduce; by default chosen by :meth:`choose`.
+        Gradients keep their values.  With the present layout only the `algorithms` of the buckets'
+        allreduces are set; by default they are chosen.  `comm` sends the buckets.
         """
         if layout != self.layout or not self.buckets:
             self._copies = self.copies
@@ -272,6 +205,7 @@ class Grouping:
                 for b, chosen in enumerate(layout)
             )
             if comm.size > 1:
+                # The new buckets first: gradients are still views of the old buffers.
                 for bucket in self.buckets:
                     bucket.adopt()
                 for bucket in before:

@@ -26,10 +26,7 @@ def broadcast(comm: Communicator, arrays: Sequence[Any], root: int) -> None:
 def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
     """Return the arrays that differ between ranks, by name; collective.
 
-    Returns
-    -------
-    dict of str to list of int
-        The ranks whose array differs from that of rank 0; the same on every rank.
+    With each name come the ranks whose array differs from that of rank 0; the same on every rank.
     """
     mine = np.array([digest(array) for _, array in arrays], np.int64)
     # One small allreduce unless something differs: the largest x and -x show whether all are equal.
@@ -54,21 +51,9 @@ def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
 class BufferSync:
     """Makes the buffers of a model (running means, counters) equal on all ranks after a step.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    read : callable
-        ``read()`` returns names and arrays of the buffers, which share memory with the model; they
-        are read in each step, as a forward may replace a buffer.
-    how : {"broadcast", "average", "keep"}
-        Copy the buffers of one rank to all; take the mean of floating-point buffers, and copy the
-        others; or leave them alone.
-
-    Attributes
-    ----------
-    how : str
-        As given.
+    ``read()`` returns names and arrays of the buffers, which share memory with the model; they are
+    read in each step, as a forward may replace a buffer.  `how` is "broadcast" (copy those of one
+    rank to all), "average" (the mean of floating-point buffers; others are copied), or "keep".
     """
 
     HOW = ("broadcast", "average", "keep")
@@ -80,6 +65,8 @@ class BufferSync:
                 f"{', '.join(map(repr, self.HOW))}"
             )
         self._comm, self._read, self.how = comm, read, how
+        # One flat array for each dtype and device: a model has many small buffers, each of which
+        # would be a collective of its own.
         groups: dict[Any, dict[str, Any]] = {}
         for name, array in read() if how != "keep" else ():
             groups.setdefault((array.dtype, is_on_device(array)), {})[name] = array
@@ -113,7 +100,7 @@ class BufferSync:
         """Make the buffers equal on all ranks; `root` is the rank to copy from; collective."""
         now = dict(self._read())
         for flat, shapes, algorithm in self._groups:
-            group = [self._buffer(now, name, shapes[name], flat.dtype) for name in shapes]
+            group = [self._checked(now, name, shapes[name], flat.dtype) for name in shapes]
             start = 0
             for array in group:
                 stop = start + math.prod(array.shape)
@@ -129,7 +116,8 @@ class BufferSync:
                 array[...] = flat[start:stop].reshape(array.shape)
                 start = stop
 
-    def _buffer(self, now: dict[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _checked(self, now: dict[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return the model's buffer of a name, or raise if it is not as when it was wrapped."""
         array = now.get(name)
         if array is None or (tuple(array.shape), array.dtype) != (shape, dtype):
             now_is = "missing" if array is None else f"{tuple(array.shape)} {array.dtype}"

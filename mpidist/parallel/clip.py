@@ -20,27 +20,11 @@ def clip_by_norm(
     total: Callable[[float], float] = lambda squares: squares,
     copies: Sequence[Any] = (),
 ) -> float:
-    """Scale gradients in place so that their norm is at most `max_norm`.
+    """Scale gradients in place so that their norm is at most `max_norm`; return what it was.
 
-    Parameters
-    ----------
-    gradients : sequence of array
-        Gradients of numpy, cupy or torch.
-    max_norm : float
-        Largest norm allowed, > 0.
-    rank : int
-        Rank of the caller, for the error message.
-    total : callable, optional
-        ``total(squares)`` returns the sum of squares over all ranks, given that of this rank; for
-        gradients that are divided among ranks.
-    copies : sequence of array, optional
-        Gradients that are scaled by the same factor, but left out of the norm, because
-        equal ones are counted already.
-
-    Returns
-    -------
-    float
-        The norm before scaling.  If it is not finite, gradients are not scaled.
+    If it is not finite, gradients are not scaled.  ``total(squares)`` returns the sum of squares
+    over all ranks, given that of this rank, where gradients are divided among ranks.  `copies` are
+    scaled, too, but left out of the norm, because equal ones are counted already.
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise InvalidArgument(f"rank {rank}: max_norm={max_norm!r}: expected a number > 0")

@@ -29,25 +29,9 @@ def check_alike(
 ) -> None:
     """Check that options, and shapes and dtypes of parameters, agree on all ranks; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    what : str
-        Name of the wrapper, for error messages.
-    framework : Framework
-        Adapter for the library of the parameters.
-    named, arrays : sequence of (str, object)
-        Names with parameters, and names with buffers; compared by name, shape and dtype.
-    options : mapping of str to object
-        Options of the wrapper.
-    why_not : str
-        Error text if this rank refuses the module; "" if it does not.
-
-    Raises
-    ------
-    InvalidArgument
-        On every rank, naming the first difference, or the reason of the rank that refuses.
+    `named` are parameters and `arrays` buffers, with their names; `why_not` is an error text if
+    this rank refuses the module, else "".  InvalidArgument on every rank names the first
+    difference, or the reason of the rank that refuses; it begins with `what`, the wrapper.
     """
     mine = [(name, tuple(p.data.shape), str(framework.kind(p))) for name, p in named]
     mine += [(name, tuple(array.shape), str(array.dtype)) for name, array in arrays]
@@ -74,10 +58,7 @@ def check_alike(
 class NotCopyable:
     """Base class of objects that cannot be copied or pickled, because they hold a communicator.
 
-    Attributes
-    ----------
-    instead : str
-        What to do in place of a copy.
+    `instead` is what to do in place of a copy.
     """
 
     instead = "take its state_dict(), or save it with a Checkpoint"
@@ -90,6 +71,7 @@ class NotCopyable:
         )
 
 
+# Of all DDPs of this process; simulated ranks are threads of it.
 _lock = threading.Lock()
 _owners: WeakSet[Ownership] = WeakSet()
 
@@ -98,11 +80,6 @@ class Ownership:
     """The parameters that one DDP owns, from :meth:`begin` until it is closed or deleted.
 
     Two DDPs of one parameter would both send its gradient, each from a buffer of its own.
-
-    Parameters
-    ----------
-    named : sequence of (str, parameter)
-        Names and parameters.
     """
 
     def __init__(self, named: Named):
@@ -145,19 +122,8 @@ class Ownership:
 def check_used(comm: Communicator, names: Sequence[str], touched: np.ndarray) -> None:
     """Check that every parameter has a gradient on every rank; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    names : sequence of str
-        Names of the parameters.
-    touched : ndarray of uint8
-        For each parameter, 1 if it has a gradient on this rank.
-
-    Raises
-    ------
-    InvalidArgument
-        On every rank alike, with the names of the parameters and the ranks.
+    `touched` has a 1 for each parameter with a gradient on this rank.  InvalidArgument on every
+    rank alike, with the names of the parameters and the ranks.
     """
     if not len(names):
         return
@@ -180,20 +146,6 @@ class ParameterGuard:
     A parameter that is unfrozen later would get each rank's own gradient.  One that is frozen later
     would get zeros, with which an optimizer's momentum and weight decay still move it.  One that
     replaces another, as in a new last layer or ``load_state_dict(assign=True)``, would not be sent.
-
-    Parameters
-    ----------
-    framework : Framework
-        Adapter for the library of the module.
-    module : object
-        The wrapped module.
-    named : sequence of (str, parameter)
-        The parameters whose gradients are averaged.
-
-    Attributes
-    ----------
-    frozen : list of (str, parameter)
-        The module's other parameters, which are not trained; without the ignored ones.
     """
 
     def __init__(self, framework: Framework, module: Any, named: Named):
@@ -201,6 +153,7 @@ class ParameterGuard:
         self._framework, self._module, self._ids = framework, module, trained
         self._trained = [(name, p) for name, p in named if hasattr(p, "requires_grad")]
         names = getattr(module, "named_parameters", lambda: enumerate(module.parameters()))
+        # The module's other parameters, which are not trained; without the ignored ones.
         self.frozen = [
             (str(name), p) for name, p in names() if id(p) not in trained and name not in ignored
         ]
@@ -216,13 +169,8 @@ class ParameterGuard:
         self._object_ids = [list(map(id, objects)) for objects in self._objects]
 
     def check(self, rank: int) -> None:
-        """Raise if the module has other parameters than at first, or trains other ones.
-
-        Raises
-        ------
-        InvalidArgument
-            If a parameter was added, removed, frozen or unfrozen; the message has the names.
-        """
+        """Raise InvalidArgument if parameters were added, removed, frozen or unfrozen."""
+        # In every step, so by the ids; the module is walked through only if one of them differs.
         if [list(map(id, registry.values())) for registry in self._registries] != self._object_ids:
             self._check_replaced(rank)
         changed = [name for name, p in self._trained if not p.requires_grad]

@@ -158,7 +158,7 @@ class DDP(NotCopyable):
             "static_graph": static_graph,
         }
         check_communicator(comm)
-        self.translate(others, options, comm.rank)
+        self.accept_options(others, options, comm.rank)
         _check_arguments(module, comm.rank, hook, options)
         allow_for_training(comm)
         self.module, self.framework = module, framework_of(module)
@@ -172,6 +172,7 @@ class DDP(NotCopyable):
         named, sparse = self.framework.parameters(module), self.framework.sparse(module)
         self._guard = ParameterGuard(self.framework, module, named)
         self._ownership = Ownership(named)
+        # Not raised here but exchanged: a rank that raises alone leaves the others waiting.
         reason = self.framework.why_not(module)
         reason = f"rank {comm.rank}: module: {reason}" if reason else ""
         check_alike(
@@ -199,6 +200,7 @@ class DDP(NotCopyable):
             self.framework.on_step(WeakHook(self.check_averaged)),
             self.watch(),
         ]
+        # The module may outlive this object, which the weak hooks do not keep alive.
         weakref.finalize(self, _remove, self._removes)
         self._join: Join | None = None
         self._check_replicas, self._syncs = check_replicas, 0
@@ -347,7 +349,7 @@ class DDP(NotCopyable):
         float
             The norm before scaling, from sums in float64.
         """
-        if self.reducer.divided:
+        if self.reducer.sharded:
             raise InvalidArgument(
                 f"rank {self.comm.rank}: gradients are divided among the ranks: call "
                 "clip_gradients() of the ZeroOptimizer"
@@ -475,6 +477,11 @@ class DDP(NotCopyable):
         InvalidArgument
             If it is another kind of state, or has the state of a hook on another number of ranks.
         """
+        # Either the state of a module, by itself; or that of a DDP, which has three parts:
+        #
+        #     module    the parameters and buffers, and in "buffers" each rank's own, for its rank
+        #     sending   buckets, and with as many ranks as then their algorithms: for the same bits
+        #     hook      what a communication hook has left out so far, for each rank its own
         state = state_dict  # the name of PyTorch's argument
         if not is_state(state):
             if not isinstance(state, Mapping) or isinstance(state.get("sending"), Mapping):

@@ -35,17 +35,10 @@ class Feedback:
 
     The main entry of the state is the residual: what the hook has left out of the gradients so far,
     to be added in the next step.  A bucket's state is freed with the bucket.
-
-    Attributes
-    ----------
-    shared : tuple of str
-        Names of further entries of the state that :meth:`save` returns, equal on all ranks.
-    on_host : bool
-        True: gradients must be in host memory.
     """
 
-    shared: tuple[str, ...] = ()
-    on_host = True
+    shared: tuple[str, ...] = ()  # further entries of the state that are saved, equal on all ranks
+    on_host = True  # gradients must be in host memory
 
     def __init__(self) -> None:
         self._states: WeakKeyDictionary[Bucket, dict[str, Any]] = WeakKeyDictionary()
@@ -107,13 +100,7 @@ class Feedback:
         return [{name: state[name] for name in names if name in state} for state in states]
 
     def restore(self, buckets: Sequence[Bucket], state: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the state that :meth:`save` returned on this rank.
-
-        Raises
-        ------
-        InvalidArgument
-            If it is the state of other buckets.
-        """
+        """Restore what :meth:`save` returned on this rank, of the same buckets."""
         for bucket, saved in zip(buckets, state, strict=True):
             names = [name for name in (RESIDUAL, *self.shared) if name in saved]
             found = {name: read_all(saved[name]) for name in names}
@@ -189,6 +176,7 @@ class TopK(Feedback):
         chosen = np.argpartition(np.abs(residual), flat.size - count)[flat.size - count :]
         places = np.empty((size, count), np.int64)
         values = np.empty((size, count), flat.dtype)
+        # Each rank has chosen other places: an allreduce of the values would add up strangers.
         first = bucket.comm.iallgather(chosen[None].astype(np.int64), out=places)
         second = bucket.comm.iallgather(residual[chosen][None], out=values)
         residual[chosen] = 0
@@ -237,6 +225,7 @@ class PowerSGD(Feedback):
             right = self._first(bucket, matrices)
         residual = self.residual(bucket)
         flat += residual
+        # Half precision has too few digits for sums over a matrix's rows.
         wide = np.float64 if flat.itemsize > 4 else np.float32
         inputs = [flat[a:b].reshape(shape).astype(wide) for a, b, shape in matrices]
         left = [m @ q.astype(wide) for m, q in zip(inputs, right, strict=True)]
@@ -304,6 +293,8 @@ def _orthogonal(columns: np.ndarray) -> np.ndarray:
         column = columns[:, k]
         length = math.sqrt(float((column * column).sum()))
         column /= length if length > 1e-30 else 1.0
+        # At once, from all columns to come: with rounding they end up closer to orthogonal than if
+        # each were projected on those before it.
         rest = columns[:, k + 1 :]
         rest -= np.outer(column, column @ rest)
     return columns

@@ -60,7 +60,7 @@ class Join:
                 f"rank {rank}: join(): optimizer has type {type(optimizer).__name__}, "
                 f"which has no {' and no '.join(lacking)}"
             )
-        if optimizer is None and model.reducer.divided:
+        if optimizer is None and model.reducer.sharded:
             raise InvalidArgument(
                 f"rank {rank}: join() needs the optimizer argument: step() of a ZeroOptimizer is "
                 "collective, so pass the ZeroOptimizer to join()"
@@ -122,6 +122,7 @@ class Join:
         if self._optimizer is not None:
             self._compare()
         else:
+            # Its parameters had every update; a rank that finished earlier has missed some.
             last = self._comm.allgather(np.array([not shadowed], np.uint8))
             self._model.broadcast_parameters(int(last.argmax()))
 

@@ -58,44 +58,7 @@ class Reducer:
     """Averages the gradients of a model over the ranks, step by step.
 
     A backward pass *adds* to gradients; :meth:`sync`, at the end of a step, averages them.
-
-    Parameters
-    ----------
-    grouping : Grouping
-        The parameters and their buckets.
-    comm : Communicator
-        The ranks.
-    overlap : {"auto", "none", "polls", "thread"}
-        See :class:`~mpidist.parallel.DDP`.
-    hook : callable or None
-        Communication hook; None for the exact mean.
-    unused : {"skip", "zero", "error"}
-        See :class:`~mpidist.parallel.DDP`.
-    static : bool
-        Whether every step uses the parameters that the first one uses.
-
-    Attributes
-    ----------
-    comm : Communicator
-        The communicator of the buckets: a split of the user's if they are sent during backward.
-    enabled : bool
-        Whether gradients are to be sent; False while they are accumulated.
-    before_first_send : callable or None
-        Called once in each step, on the rank's own thread, before anything is sent.
-    active : bool
-        Whether gradients are views into buckets (not needed on one rank).
-    on_backward : callable or None
-        Called at the first addition of a backward pass; it may set `queued`.
-    queued : bool
-        Whether a sync has been queued for the end of this backward pass.
-    phase : Phase
-        How far this step has come.
-    pending : list of Pending
-        The buckets that were sent in this step, in order.
-    gradients : list of Gradient
-        Records of all gradients, in the order of the parameters.
-    name : str
-        Name of the transport: "none", "polls" or "thread".
+    `overlap`, `hook`, `unused` and `static` are options of :class:`~mpidist.parallel.DDP`.
     """
 
     def __init__(
@@ -107,17 +70,22 @@ class Reducer:
         unused: str,
         static: bool = False,
     ):
-        self.grouping, self.enabled, self.clock = grouping, True, Clock()
+        self.grouping, self.clock = grouping, Clock()
+        self.enabled = True  # False while gradients are accumulated, not sent
         self.gradients, self.phase, self._failure = grouping.gradients, Phase.IDLE, ""
+        # Called once in each step, on the rank's own thread, before anything is sent.
         self.before_first_send: Callable[[], object] | None = None
+        # Called at the first addition of a backward pass; it may set `queued`: a sync is queued for
+        # the end of this pass.
         self.on_backward: Callable[[], object] | None = None
         self.queued, self._moments = False, count(1)
-        self.high_water, self.active = 0, comm.size > 1
+        self.high_water = 0
+        self.active = comm.size > 1  # whether gradients are views of buckets; one rank needs none
         self._on_regroup: Callable[[], object] | None = None
         self.unused, self._static = unused, static
         self._used = np.zeros(len(self.gradients), np.uint8)  # on some rank
         self._first: np.ndarray | None = None  # used by this rank in the first step, if static
-        self.pending: list[Pending] = []
+        self.pending: list[Pending] = []  # the buckets that were sent in this step, in order
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
         # Buckets sent during backward must not meet the user's calls, whose order relative to them
         # may differ between ranks.
@@ -135,7 +103,7 @@ class Reducer:
     def _use(self, name: str) -> Transport:
         if name not in self._transports:
             self._transports[name] = TRANSPORTS[name](self.hook)
-        self.name = name
+        self.name = name  # of the transport, as `overlap` names it
         return self._transports[name]
 
     def _listen(self) -> list[Any]:
@@ -201,13 +169,17 @@ class Reducer:
         if not gradient.count:
             gradient.order = next(self._moments)
         gradient.count += 1
-        if not gradient.expected:
+        if not gradient.expected:  # the first steps, which count how many additions there are
             return
         bucket.missing -= gradient.final
         if not self.transport.early:
             return
         began = perf_counter()
         if not bucket.missing:  # in the order of the buckets, which is the same on all ranks
+            # A bucket that is complete early waits for those before it, and then goes with them::
+            #
+            #     complete    2    0    1
+            #     sent        -    0    1 2
             while (sent := len(self.pending)) < len(buckets) and not buckets[sent].missing:
                 self._open()
                 buckets[sent].collect()
@@ -246,15 +218,8 @@ class Reducer:
     def sync(self, together: bool = False) -> np.ndarray:
         """Send the remaining buckets, wait for all, and prepare the next step; collective.
 
-        Parameters
-        ----------
-        together : bool
-            Whether buckets are in flight together instead of one after another.
-
-        Returns
-        -------
-        ndarray of uint8
-            For each parameter, 1 if this rank has used it in this step.
+        With `together` buckets are in flight together instead of one after another.  Return for
+        each parameter whether this rank has used it in this step, as uint8.
         """
         if self.phase is Phase.FAILED:
             raise InvalidArgument(
@@ -268,6 +233,7 @@ class Reducer:
             transport = Polls(self.hook)
         with profiled("mpidist.sync_gradients"):
             try:
+                # Before the rest is sent: then all gradients are `sent`, of this rank or not.
                 self._find_set()
                 used = self.touched
                 empty = [gradient for gradient in self.gradients if gradient.state is EMPTY]
@@ -283,13 +249,14 @@ class Reducer:
                     for bucket in buckets:
                         if self.unused != "skip":
                             bucket.attach()
-                        bucket.settle()
+                        bucket.check_shapes()
                 if self.unused == "skip" and self.active:
                     self._take_back_unused(used, empty)
                 if self.grouping.sparse:
                     self._average_sparse()
                 self._end_step(transport)
             except BaseException as error:
+                # If nothing was sent, nothing is lost: the user may mend it and sync again.
                 self.phase = Phase.BACKWARD
                 if self.pending:
                     self.phase, self._failure = Phase.FAILED, f"{type(error).__name__}: {error}"
@@ -310,7 +277,7 @@ class Reducer:
                     gradient.state = ADDED
 
     def before_step(self, parameters: set[int] | None) -> None:
-        """Settle what a forward has prepared and no sync has followed, before an optimizer's step.
+        """Undo, before an optimizer's step, what a forward has prepared and no sync has followed.
 
         A gradient that was assigned is this rank's own.  Zeroed views to which nothing was added
         become None again: a forward without a backward, as of a model that is only evaluated, must
@@ -335,6 +302,8 @@ class Reducer:
         An optimizer skips those; zeros would still be moved by its momentum and weight decay.
         `own` says what this rank has used, and `empty` are those that were None in this step.
         """
+        # One byte a parameter, in every step: a rank cannot know what others have used, unless
+        # static_graph promises that it is what they used in the first step.
         used = self._used
         if self._first is None:
             used[...] = own
@@ -402,12 +371,8 @@ class Reducer:
 
         `algorithms` are those of the buckets' allreduces; by default they are chosen.  If
         `observed`, the layout comes from an observed order of gradients, and stays as it is.
-
-        Raises
-        ------
-        InvalidArgument
-            If a ZeroOptimizer has made steps with other buckets, by which its state is divided, or
-            gradients are in flight in the present ones.
+        InvalidArgument if a ZeroOptimizer has made steps with other buckets, by which its state is
+        divided, or gradients are in flight in the present ones.
         """
         if self.pending and layout != self.grouping.layout:
             raise InvalidArgument(
@@ -416,19 +381,19 @@ class Reducer:
                 "sync_gradients() before it is loaded"
             )
         self.grouping.fixed = self.grouping.fixed or observed
-        divided = self._on_regroup is not None and layout != self.grouping.layout
-        if divided and self.clock.steps:
+        moved = self._on_regroup is not None and layout != self.grouping.layout
+        if moved and self.clock.steps:
             made = counted(self.clock.steps, "step")
             raise InvalidArgument(
                 f"rank {self.comm.rank}: the ZeroOptimizer has made {made} with other buckets "
                 "than those of the checkpoint: load it into new objects"
             )
         self.grouping.make(self.comm, layout, algorithms)
-        if divided and self._on_regroup is not None:
+        if moved and self._on_regroup is not None:
             self._on_regroup()
 
     @property
-    def divided(self) -> bool:
+    def sharded(self) -> bool:
         """Whether a sync leaves each rank with the mean of its shard only (ZeRO)."""
         return any(bucket.shard is not None for bucket in self.grouping.buckets)
 
@@ -460,13 +425,10 @@ class Reducer:
     def use_hook(self, hook: Hook) -> None:
         """Send gradients by a communication hook from now on.
 
-        Raises
-        ------
-        InvalidArgument
-            If there is a hook already, a step was made without one, or a ZeroOptimizer divides the
-            gradients.
+        InvalidArgument if there is a hook already, a step was made without one, or a ZeroOptimizer
+        divides the gradients.
         """
-        if self.hook is not None or self.clock.steps or self.divided:
+        if self.hook is not None or self.clock.steps or self.sharded:
             reason = "has a hook" if self.hook is not None else "divides its gradients (ZeRO)"
             reason = f"has made {counted(self.clock.steps, 'step')}" if self.clock.steps else reason
             raise InvalidArgument(

@@ -33,10 +33,8 @@ Hook = Callable[[Bucket], Any]
 class Chain:
     """A Work that runs several others in sequence, with computation between them.
 
-    Parameters
-    ----------
-    steps : generator
-        Starts each :class:`~mpidist.Work` and yields it; resumed when that Work is complete.
+    The generator starts each :class:`~mpidist.Work` and yields it; it is resumed when that is
+    complete.
     """
 
     def __init__(self, steps: Iterator[Any]):
@@ -136,18 +134,11 @@ def start(hook: Hook, bucket: Bucket) -> Any:
 
 
 class Transport(Protocol):
-    """Protocol of the transports: how complete buckets are sent and averaged over the ranks.
+    """Protocol of the transports: how complete buckets are sent and averaged over the ranks."""
 
-    Attributes
-    ----------
-    early : bool
-        Whether a bucket is sent during backward, as soon as it is complete.
-    spans : list of (float, float)
-        Start and end of the communication of each bucket, in seconds of ``perf_counter``; emptied
-        by the caller at the end of each step.
-    """
-
-    early: bool
+    early: bool  # whether a bucket is sent during backward, as soon as it is complete
+    # Start and end of the communication of each bucket, by ``perf_counter``; the caller empties it
+    # at the end of each step.
     spans: Spans
 
     def send(self, bucket: Bucket) -> Pending:
@@ -158,13 +149,7 @@ class Transport(Protocol):
 
 
 class Blocking:
-    """Sends one bucket after another within ``sync_gradients()``, hidden by no computation.
-
-    Parameters
-    ----------
-    hook : callable or None
-        The communication hook; None for the exact mean.
-    """
+    """Sends one bucket after another within ``sync_gradients()``, hidden by no computation."""
 
     early = False
 
@@ -197,13 +182,7 @@ class Blocking:
 
 
 class Polls:
-    """Sends buckets in the background, polled each time another gradient is ready.
-
-    Parameters
-    ----------
-    hook : callable or None
-        The communication hook; None for the exact mean.
-    """
+    """Sends buckets in the background, polled each time another gradient is ready."""
 
     early = True
 
@@ -229,6 +208,8 @@ class _Polled:
     def __init__(self, work: Any, spans: Spans, bucket: Bucket):
         self._work, self._spans, self._began = work, spans, perf_counter()
         self._bucket = bucket
+        # Where there is poll(), test() would also start the next collective of a chain: at another
+        # moment on each rank, and so in another order.  wait() starts it, on all in one order.
         self._poll = getattr(work, "poll", work.test)
         self._complete = False
 
@@ -248,13 +229,7 @@ class _Polled:
 
 
 class Thread:
-    """Sends one bucket after another in a thread, by the communicator of the buckets.
-
-    Parameters
-    ----------
-    hook : callable or None
-        The communication hook; None for the exact mean.
-    """
+    """Sends one bucket after another in a thread, by the communicator of the buckets."""
 
     early = True
 
@@ -267,6 +242,7 @@ class Thread:
     def send(self, bucket: Bucket) -> Pending:
         """Queue a bucket for the thread, and return the pending operation."""
         if self._thread is None:
+            # Without a reference to this object: when it is deleted, the thread is told to end.
             arguments = (self._queue, self._blocking)
             self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
             self._thread.start()
@@ -303,6 +279,7 @@ class _Job:
 
 
 def _serve(queue: SimpleQueue, blocking: Blocking) -> None:
+    # Backward computes meanwhile: a thread that yields in its waits would keep Python's lock.
     POLLING.gentle = True
     while (job := queue.get()) is not None:
         try:

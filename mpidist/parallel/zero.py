@@ -22,31 +22,15 @@ from .ddp import DDP
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """Consecutive elements of a parameter: its part in this rank's shard of a bucket.
-
-    Attributes
-    ----------
-    name : str
-        Name of the parameter.
-    parameter : object
-        The parameter.
-    flat : object
-        The flat parameter that the optimizer is given: elements `start` to `stop`.
-    grad : object
-        The gradient of `flat`, a view of the bucket.
-    start, stop : int
-        First element, and the one after the last.
-    shape : tuple of int
-        Shape of the parameter.
-    """
+    """Consecutive elements of a parameter: its part in this rank's shard of a bucket."""
 
     name: str
     parameter: Any
-    flat: Any
-    grad: Any
+    flat: Any  # the flat parameter that the optimizer is given: elements `start` to `stop`
+    grad: Any  # of `flat`, a view of the bucket
     start: int
     stop: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole parameter
 
     def is_like(self, value: Any) -> bool:
         """Return whether a value of the optimizer's state is an array with the piece's length."""
@@ -221,7 +205,7 @@ class ZeroOptimizer(NotCopyable):
                 p.data = view
             self._shards.append(shard)
             self._values.append(values)
-            self._pieces += _cut(bucket, shard.mine, values)
+            self._pieces += _pieces_of(bucket, shard.mine, values)
 
     def _regroup(self) -> None:
         """Divide the buckets of a loaded checkpoint, and give the optimizer the new pieces."""
@@ -354,7 +338,7 @@ class ZeroOptimizer(NotCopyable):
                 shard.algorithm = algorithm
 
 
-def _cut(bucket: Bucket, mine: slice, values: Any) -> list[ShardPiece]:
+def _pieces_of(bucket: Bucket, mine: slice, values: Any) -> list[ShardPiece]:
     """Return the pieces of a bucket's parameters that lie in its slice `mine`.
 
     `values` is the buffer that holds the values of these parameters, in the bucket's order.

@@ -144,7 +144,7 @@ class PipelineExecutor:
                     raise
 
     def _prepare(self, what: str) -> Tasks:
-        if what != "forward" and self._tied.names and self._replicas.divided:
+        if what != "forward" and self._tied.names and self._replicas.sharded:
             raise InvalidArgument(
                 f"rank {self._comm.rank}: Pipeline: tied={self._tied.names} with a ZeroOptimizer: "
                 "a rank gets the mean of its own slices only, so these gradients cannot be added "

@@ -43,9 +43,9 @@ class Replicas:
         self._paused: dict[int, ExitStack] = {}
 
     @property
-    def divided(self) -> bool:
+    def sharded(self) -> bool:
         """Whether each rank gets only its slices of the mean gradients (ZeRO)."""
-        return any(ddp.reducer.divided for ddp in self._wrapped.values())
+        return any(ddp.reducer.sharded for ddp in self._wrapped.values())
 
     def pause(self) -> None:
         """Let all DDPs add up gradients locally, without sending, until :meth:`resume`."""
@@ -247,7 +247,7 @@ def clip(
 
     Return the norm before scaling, on every rank; Unsupported with a ZeroOptimizer.
     """
-    if replicas.divided:
+    if replicas.sharded:
         raise Unsupported(
             f"rank {comm.rank}: clip_gradients() of a Pipeline with a ZeroOptimizer, which divides "
             "gradients: expected an optimizer of whole parameters"

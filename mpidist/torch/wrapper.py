@@ -172,7 +172,7 @@ class Wrapper(torch.nn.Module):
         self.reducer.enabled = bool(value)
 
     @staticmethod
-    def translate(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
+    def accept_options(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
         """Translate `others`, options of ``DistributedDataParallel``, and store them in `options`.
 
         Raises

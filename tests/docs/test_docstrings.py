@@ -23,7 +23,7 @@ SECTION = re.compile(
 NOT_YET = {
     *("algorithms", "backends", "bench", "calls", "checkpoint", "commands", "communicator", "demo"),
     *("device", "engine", "errors", "frameworks", "gpu", "launcher", "measure", "nn", "operations"),
-    *("parallel", "schedule", "selection", "shared_memory", "testing", "topology"),
+    *("schedule", "selection", "shared_memory", "testing", "topology"),
     *("torch", "trace"),
 }
 MODULES = {
