@@ -72,6 +72,7 @@ class Order:
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's indices in the rest of the epoch; at its end, move on to the next."""
         for index in self._samples()[self.rank :: self.size]:
+            # Before the yield: a state saved in the loop's body has this sample behind it.
             self.position = min(self.position + self.size, self.count)
             yield int(index)
         self.epoch, self.position = self.epoch + 1, 0

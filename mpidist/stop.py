@@ -44,6 +44,7 @@ class StopRequest:
             except ValueError as error:
                 raise InvalidArgument(f"rank {comm.rank}: StopRequest: {error}") from error
 
+    # It may run between any two lines, even within a collective call: a flag is all that is safe.
     def _note(self, number: int, frame: Any) -> None:
         self._received = True
 

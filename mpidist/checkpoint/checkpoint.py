@@ -29,10 +29,10 @@ from .format import (
     Manifest,
     Segment,
     damaged,
-    is_divided,
+    flatten,
+    is_zero_state,
     merge,
     state_of,
-    take_apart,
     write_shares,
 )
 
@@ -147,12 +147,12 @@ class Checkpoint:
                 by = divided[name]
                 if by is not None:
                     state = Divided({self._key(by[0]): state})
-                trees[name] = json.dumps(take_apart(state, name, leaves))
+                trees[name] = json.dumps(flatten(state, name, leaves))
                 if size == 1 or (by is not None and by[0] == "rank"):
                     alone.update(list(leaves)[before:])
             return trees
 
-        def describe() -> dict[str, Entry]:
+        def entries() -> dict[str, Entry]:
             return {path: _entry(leaf, path not in alone) for path, leaf in leaves.items()}
 
         def compare() -> str:
@@ -160,11 +160,18 @@ class Checkpoint:
             joined, wrong = _compare(trees, tables)
             return wrong
 
+        # A round of the ranks after each part that may fail on one of them, in this order:
+        #
+        #     declare    before gather: the state of a user's object may itself be a collective call
+        #     gather     the states, as trees and arrays
+        #     entries    a digest of each array: what is shared must be equal on all ranks
+        #     write      each rank its share, into a folder with a temporary name
+        #     finish     the manifest, last, once all else is on the disk; then the final name
         declared = self._agree("save", declare, alike=True, first=True)
         self._same("save(step, names)", [named for named, _ in declared])
         self._same("save(per_rank)", [by_name for _, by_name in declared])
         trees = self._agree("save", gather)
-        tables = self._agree("save", describe)
+        tables = self._agree("save", entries)
         # On rank 0 only: comparing parses the trees of every rank.
         wrong = self._agree("save", lambda: "" if rank else compare())[0]
         if wrong:
@@ -175,7 +182,7 @@ class Checkpoint:
             for table in tables
             for path in table
         }
-        holders |= {path: holders[path][:1] for path, leaf in leaves.items() if leaf.led}
+        holders |= {path: holders[path][:1] for path, leaf in leaves.items() if leaf.may_differ}
         written = self._agree("save", lambda: write_shares(made, leaves, holders, rank))
 
         def finish() -> Path | None:
@@ -233,6 +240,7 @@ class Checkpoint:
         there = self._found()
         newer = [generation for other, generation, _ in there if other == step]
         final = self.folder / f"step-{step:08d}.{max(newer, default=-1) + 1}"
+        # The new one first: a kill in between leaves one too many, never none.
         files.publish(made, final)
         steps = sorted({other for other, _, _ in there} | {step})
         kept = set(steps[-self.keep :]) | {step}
@@ -324,6 +332,7 @@ class Checkpoint:
                     f"{path} has no {', '.join(missing)}: it has {', '.join(manifest.trees)}"
                 )
             keys = {name: self._mine(name, manifest.divided.get(name)) for name in wanted}
+            # Each rank a share: in all, every byte is checked once.
             mine = manifest.segments()[rank::size]
             wrong = damaged(path, mine, manifest.itemsizes())
             if wrong:
@@ -339,7 +348,7 @@ class Checkpoint:
                 state = manifest.state(
                     name, path, not getattr(value, "takes_parts", False), keys[name]
                 )
-                if is_divided(state) and not getattr(value, "takes_slices", False):
+                if is_zero_state(state) and not getattr(value, "takes_slices", False):
                     raise InvalidArgument(
                         f"rank {rank}: load: {name} was saved from a ZeroOptimizer in slices: load "
                         "it into a ZeroOptimizer (on any number of ranks), not a "
@@ -366,14 +375,14 @@ class Checkpoint:
             return None
         by, count = divided
         there = self._grid.shape[1] if by == "stage" and self._grid else self._comm.size
-        said = f"{name} was saved per {by}, for {count} {by}s"
+        saved = f"{name} was saved per {by}, for {count} {by}s"
         if by == "stage" and self._grid is None:
             raise CheckpointError(
-                f"{said}: expected Checkpoint(folder, grid), with a grid of {count} stages"
+                f"{saved}: expected Checkpoint(folder, grid), with a grid of {count} stages"
             )
         if count != there:
             raise CheckpointError(
-                f"{said}, but this job has {there}: load(…, skip=[{name!r}]) loads the rest"
+                f"{saved}, but this job has {there}: load(…, skip=[{name!r}]) loads the rest"
             )
         return self._key(by)
 
@@ -418,11 +427,11 @@ class Checkpoint:
         try:
             result = act()
         except Exception as error:  # whatever it is: the others must not wait for this rank
-            wrong, mine = _told(error), error
+            wrong, mine = _text_of(error), error
         cause = None if isinstance(mine, MpidistError) else mine  # that says it all
         where = f"rank {self._comm.rank}: {what}"
         try:
-            found = self._tell((result, wrong), not first or mine is not None)
+            found = self._exchange((result, wrong), not first or mine is not None)
         except CommunicationError as lost:
             if mine is None:
                 raise
@@ -441,7 +450,7 @@ class Checkpoint:
             raise CheckpointError(f"{where}: {'; '.join(errors)}") from cause
         return [value for value, _ in found]
 
-    def _tell(self, mine: tuple[Any, str], again: bool) -> list[tuple[Any, str]]:
+    def _exchange(self, mine: tuple[Any, str], again: bool) -> list[tuple[Any, str]]:
         """Return what the ranks tell each other; collective.
 
         A state of the user may call collectives itself.  Where it does not on some ranks, or raises
@@ -455,7 +464,7 @@ class Checkpoint:
             return self._comm.allgather_object(mine)
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Return the class and text of an error, which may be of the user's own."""
     try:
         text = str(error)
@@ -518,9 +527,9 @@ def _entry(leaf: Leaf, shared: bool) -> Entry:
 
     It has dtype, shape, whether the array is whole, the first element and the number of elements
     that the rank has, and a checksum: None for a slice, and if the ranks' arrays need not be equal
-    (not `shared`, or marked as :class:`Led`).
+    (not `shared`, or marked as :class:`MayDiffer`).
     """
-    checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.led else None
+    checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.may_differ else None
     return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
 
 

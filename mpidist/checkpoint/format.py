@@ -28,21 +28,11 @@ from .files import write
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's slice of an array that is distributed over the ranks.
-
-    Attributes
-    ----------
-    array : array, 1-D
-        Elements of the slice, of numpy or torch.
-    start : int
-        First element of the slice in the flattened array.
-    shape : tuple of int
-        Shape of the whole array.
-    """
+    """A rank's slice of an array that is distributed over the ranks; `array` is flat."""
 
     array: Any
-    start: int
-    shape: tuple[int, ...]
+    start: int  # first element of the slice in the flattened array
+    shape: tuple[int, ...]  # of the whole array
 
     @property
     def count(self) -> int:
@@ -58,13 +48,13 @@ class Divided(dict):
 
 
 @dataclass(frozen=True)
-class Led:
+class MayDiffer:
     """Marker of an array that may differ between ranks; the lowest rank that has it saves it."""
 
     array: Any
 
 
-def is_divided(state: Any) -> bool:
+def is_zero_state(state: Any) -> bool:
     """Return whether a state is that of a :class:`~mpidist.ZeroOptimizer`, by its keys."""
     needed, known = {"state", "options"}, {"state", "options", "sending"}
     return isinstance(state, Mapping) and needed <= set(state) <= known
@@ -75,27 +65,13 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array in a state, or a rank's slice of one.
+    """An array in a state, or a rank's slice of one."""
 
-    Attributes
-    ----------
-    flat : ndarray, 1-D
-        Elements of the array or of the slice.
-    start : int
-        First element of the slice in the flattened array; 0 for a whole array.
-    shape : tuple of int
-        Shape of the whole array.
-    whole : bool
-        Whether this is an array, not a slice of one.
-    led : bool
-        Whether the array may differ between ranks (:class:`Led`).
-    """
-
-    flat: np.ndarray
-    start: int
-    shape: tuple[int, ...]
-    whole: bool
-    led: bool = False
+    flat: np.ndarray  # elements of the array or of the slice
+    start: int  # of the slice in the flattened array; 0 for a whole array
+    shape: tuple[int, ...]  # of the whole array
+    whole: bool  # whether it is an array, not a slice of one
+    may_differ: bool = False  # whether ranks may have different values (:class:`MayDiffer`)
 
 
 def state_of(value: Any) -> Any:
@@ -109,17 +85,13 @@ def state_of(value: Any) -> Any:
 DEEPEST_STATE = 50  # a dict is three levels of JSON, of which read_json allows 200
 
 
-def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -> Any:
+def flatten(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -> Any:
     """Return a state as a JSON tree; its arrays are added to `leaves` by path.
 
     `path` is the name of the state; the paths in it append the keys, such as "model/0.weight".
-
-    Raises
-    ------
-    InvalidArgument
-        If a value is neither an array nor a number, string, None, list, tuple or dict, or is an
-        array of records, or one that is not the memory it shows (masked, a wrapper of tensors), or
-        is nested too deep; the message names its path.
+    InvalidArgument, with the path, for a value that is neither an array nor a number, string, None,
+    list, tuple or dict; for an array of records, or one that is not the memory it shows (masked, a
+    wrapper of tensors); and for one nested too deep.
     """
     if isinstance(value, PLAIN):
         return value
@@ -127,15 +99,15 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -
         raise InvalidArgument(f"{path:.60}… is nested more than {DEEPEST_STATE} levels deep")
     depth += 1
     if isinstance(value, Mapping):
-        items = [[key, take_apart(v, f"{path}/{key}", leaves, depth)] for key, v in value.items()]
+        items = [[key, flatten(v, f"{path}/{key}", leaves, depth)] for key, v in value.items()]
         if any(not isinstance(key, (str, int)) for key, _ in items):
             raise InvalidArgument(f"{path} has keys that are neither strings nor whole numbers")
         return {"divided" if isinstance(value, Divided) else "dict": items}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [take_apart(v, f"{path}/{i}", leaves, depth) for i, v in enumerate(value)]}
-    led = isinstance(value, Led)
-    value = value.array if led else value
+        return {kind: [flatten(v, f"{path}/{i}", leaves, depth) for i, v in enumerate(value)]}
+    may_differ = isinstance(value, MayDiffer)
+    value = value.array if may_differ else value
     given = value.array if isinstance(value, Part) else value
     name = library(given) or "numpy"
     try:
@@ -156,22 +128,22 @@ def take_apart(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -
     scalar = isinstance(array, np.generic)
     part = value if isinstance(value, Part) else Part(array, 0, np.shape(array))
     flat = np.ascontiguousarray(array).reshape(-1)
-    leaves[path] = Leaf(flat, part.start, part.shape, part is not value, led)
+    leaves[path] = Leaf(flat, part.start, part.shape, part is not value, may_differ)
     return {"array": path, "library": "scalar" if scalar else name}
 
 
-def put_together(tree: Any, give: Callable[[str, str], Any]) -> Any:
-    """Return the state that a JSON tree describes: the inverse of :func:`take_apart`.
+def unflatten(tree: Any, give: Callable[[str, str], Any]) -> Any:
+    """Return the state that a JSON tree describes: the inverse of :func:`flatten`.
 
     ``give(path, library)`` returns the array at a path, in that library.
     """
     if not isinstance(tree, dict):
         return tree
     if "dict" in tree:
-        return {key: put_together(v, give) for key, v in tree["dict"]}
+        return {key: unflatten(v, give) for key, v in tree["dict"]}
     for kind, make in (("tuple", tuple), ("list", list)):
         if kind in tree:
-            return make(put_together(v, give) for v in tree[kind])
+            return make(unflatten(v, give) for v in tree[kind])
     return give(tree["array"], tree["library"])
 
 
@@ -200,16 +172,8 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
     """Return one tree for the trees of all ranks, which must be equal except in a `Divided`.
 
     The keys of a :class:`Divided` are joined; entries under the same key must be equal.
-
-    Parameters
-    ----------
-    trees : mapping of int to tree
-        Tree of each rank.
-    path : str
-        Path of the trees in the state.
-    unlike : callable
-        ``unlike(path, ranks)`` is called for a path at which `ranks` differ from the lowest rank,
-        or lack a key of an ordinary dict.
+    ``unlike(path, ranks)`` is called for a path at which `ranks` differ from the lowest rank, or
+    lack a key of an ordinary dict.
     """
     lowest = min(trees)
     first = trees[lowest]
@@ -257,25 +221,13 @@ SMALL_BYTES = 64 << 10  # a shorter array is written whole, by one rank
 
 @dataclass(frozen=True)
 class Segment:
-    """A contiguous run of an array's elements in a file, of at most 16 MiB.
-
-    Attributes
-    ----------
-    file : str
-        Name of the file.
-    offset : int
-        Position in the file, in bytes.
-    start, count : int
-        First element in the flattened array, and number of elements.
-    checksum : str
-        SHA-256 of the segment's bytes.
-    """
+    """A contiguous run of an array's elements in a file, of at most 16 MiB."""
 
     file: str
-    offset: int
-    start: int
-    count: int
-    checksum: str
+    offset: int  # in the file, in bytes
+    start: int  # first element in the flattened array
+    count: int  # number of elements
+    checksum: str  # SHA-256 of the bytes
 
 
 Holders = Mapping[str, Sequence[int]]
@@ -294,7 +246,7 @@ def shares(
         first, flat = leaf.start, leaf.flat
         if leaf.whole:
             ranks = list(holders[path])
-            if flat.nbytes < SMALL_BYTES:
+            if flat.nbytes < SMALL_BYTES:  # by turns, so that no rank writes all the small ones
                 ranks = [ranks[numbers[path] % len(ranks)]]
             if rank not in ranks:
                 continue
@@ -314,12 +266,8 @@ _DECLARED |= {"float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0
 def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, Leaf]) -> bytes:
     """Return the header of a safetensors file for `written`, the results of :func:`shares`.
 
-    `leaves` has the arrays by path: their shapes go into the header.
-
-    Raises
-    ------
-    InvalidArgument
-        If a path is also the name of a slice of another array.
+    `leaves` has the arrays by path: their shapes go into the header.  InvalidArgument if a path is
+    also the name of a slice of another array.
     """
     dtypes: dict[str, str] = {}
     tensors: dict[str, Any] = {"__metadata__": dtypes}
@@ -337,7 +285,7 @@ def header(written: Sequence[tuple[str, int, np.ndarray]], leaves: Mapping[str, 
         declared = _DECLARED.get(dtype, "U8")
         tensors[name] = {"dtype": declared, "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(tensors).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the arrays behind it are aligned, as the format asks
     return struct.pack("<Q", len(text)) + text
 
 
@@ -376,27 +324,13 @@ def write_shares(
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in a checkpoint, read lazily and by slice.
+    """An array in a checkpoint, read lazily and by slice."""
 
-    Attributes
-    ----------
-    folder : Path
-        Folder of the checkpoint.
-    dtype : dtype
-        Dtype of the elements.
-    shape : tuple of int
-        Shape of the whole array.
-    segments : tuple of Segment
-        Segments of the array, ascending.
-    library : str
-        Library of the array that was saved: "numpy", "torch", …, or "scalar" for a numpy scalar.
-    """
-
-    folder: Path
+    folder: Path  # of the checkpoint
     dtype: np.dtype
-    shape: tuple[int, ...]
-    segments: tuple[Segment, ...]
-    library: str
+    shape: tuple[int, ...]  # of the whole array
+    segments: tuple[Segment, ...]  # ascending
+    library: str  # of the array that was saved: "numpy", "torch", …, or "scalar" for a numpy scalar
 
     @property
     def count(self) -> int:
@@ -513,7 +447,7 @@ def _check_array(path: str, name: str, shape: tuple[int, ...], segments: Sequenc
 
 
 def _check_tree(tree: Any, path: str, arrays: Mapping[str, Any]) -> None:
-    """Raise TypeError unless a JSON tree has the form that :func:`take_apart` returns."""
+    """Raise TypeError unless a JSON tree has the form that :func:`flatten` returns."""
     if isinstance(tree, PLAIN):
         return
     (kind, inner), *more = tree.items() if isinstance(tree, dict) and tree else ((None, None),)
@@ -534,25 +468,15 @@ def _check_tree(tree: Any, path: str, arrays: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint: states, arrays and their segments.
-
-    Attributes
-    ----------
-    step, ranks : int
-        Step of the checkpoint, and number of ranks that wrote it.
-    trees : dict
-        JSON tree of each saved state, by name; see :func:`~mpidist.checkpoint.format.take_apart`.
-    arrays : dict
-        Dtype, shape and segments of each array, by its path, such as "model/0.weight".
-    divided : dict
-        States saved per rank or per stage, by name: ("rank", number of ranks) or ("stage", number
-        of stages).  The tree of such a state has an entry for each rank or stage.
-    """
+    """The contents of a checkpoint: states, arrays and their segments."""
 
     step: int
-    ranks: int
-    trees: dict[str, Any]
+    ranks: int  # number of ranks that wrote it
+    trees: dict[str, Any]  # JSON tree of each saved state, by name; see :func:`flatten`
+    # Dtype, shape and segments of each array, by its path, such as "model/0.weight".
     arrays: dict[str, tuple[str, tuple[int, ...], tuple[Segment, ...]]]
+    # States saved per rank or per stage, by name: ("rank", number of ranks) or ("stage", number of
+    # stages). The tree of such a state has an entry for each.
     divided: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
@@ -578,10 +502,7 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest:
         """Read the manifest and check its checksum.
 
-        Raises
-        ------
-        CheckpointError
-            If the manifest is missing or damaged, or has a format that this version cannot read.
+        CheckpointError if it is missing or damaged, or has a format that this version cannot read.
         """
         where = folder / NAME
         try:
@@ -623,18 +544,9 @@ class Manifest:
         return {path: find_dtype(dtype).itemsize for path, (dtype, _, _) in self.arrays.items()}
 
     def state(self, name: str, folder: Path, whole: bool, key: int | None = None) -> Any:
-        """Return the state saved under `name`.
+        """Return the state saved under `name`; of one saved per rank or stage, that of `key`.
 
-        Parameters
-        ----------
-        name : str
-            Name under which it was saved.
-        folder : Path
-            Folder of the checkpoint.
-        whole : bool
-            Whether arrays are read now; otherwise they are :class:`Stored`, read later.
-        key : int, optional
-            The rank or stage, of a state that was saved per rank or stage.
+        With `whole` its arrays are read now; otherwise they are :class:`Stored`, read later.
         """
 
         def give(path: str, library: str) -> Any:
@@ -643,4 +555,4 @@ class Manifest:
             return stored.whole() if whole else stored
 
         tree = self.trees[name]
-        return put_together(tree if key is None else dict(tree["dict"])[key], give)
+        return unflatten(tree if key is None else dict(tree["dict"])[key], give)

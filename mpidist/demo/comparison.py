@@ -32,19 +32,9 @@ def compare(
 ) -> Results:
     """Measure every allreduce on gradients, and check results and bits; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    gradients : ndarray
-        Gradients in float32, the same on every rank; each rank contributes them shifted by 7
-        elements per rank and 1 per call.
-    algorithms : sequence of str, optional
-        Algorithms to measure; by default all.
-    budget : float
-        Seconds for the timed calls.
-    on_step : callable
-        Called with collective and bytes before each part of the measurement.
+    `gradients` are float32, the same on every rank; each rank contributes them shifted by 7
+    elements per rank and 1 per call.  By default all `algorithms` are measured, in `budget`
+    seconds; ``on_step(collective, bytes)`` is called before each part of the measurement.
     """
     settings = _settings(gradients, algorithms, budget)
     return run_benchmark(comm, ["allreduce"], settings, on_step, stream=False)

@@ -26,20 +26,8 @@ class Digits:
 def load_digits(dtype: Any = np.float64) -> Digits:
     """Load the digits in a fixed order: 1438 training samples and 359 test samples.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Dtype of the images.
-
-    Raises
-    ------
-    Unsupported
-        If scikit-learn is not installed.
-
-    Notes
-    -----
-    Alpaydin and Kaynak, *Optical recognition of handwritten digits*, UCI Machine Learning
-    Repository, 1998 (its test part, the one in scikit-learn).
+    Unsupported if scikit-learn is not installed.  They are the test part of Alpaydin and Kaynak,
+    *Optical recognition of handwritten digits*, UCI Machine Learning Repository, 1998.
     """
     try:
         from sklearn import datasets

@@ -1,4 +1,4 @@
-"""The result of the demo's training, beside that of one process."""
+"""The result of the demo's training, with that of one process."""
 
 from __future__ import annotations
 
@@ -11,48 +11,28 @@ LOSS_TOLERANCE = {"float32": 2e-3, "float64": 1e-9}
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The outcome of data-parallel training, the same on every rank.
-
-    Attributes
-    ----------
-    ranks, train_samples, test_samples, parameters, epochs, steps, batch : int
-        Counts; `steps` are those of all epochs together, `batch` the samples of a global batch.
-    layers : tuple of int
-        Sizes of the network's layers, with input and output.
-    dtype : str
-        Dtype of all arrays.
-    losses : tuple of float
-        Mean training loss of each epoch.
-    accuracies : tuple of float
-        Test accuracy after each epoch, from 0 to 1.
-    reference_losses, reference_accuracies : tuple of float
-        Losses and accuracies of one process on the same global batches; empty without reference.
-    fingerprints : tuple of str
-        SHA-256 of all parameters, rank by rank.
-    gradients : ndarray of float32, 1-D
-        The averaged gradients of the last step, all parameters one after another.
-    seconds, sync_seconds, reference_seconds : float
-        Wall time of the training, of the averaging of gradients within it, each on its slowest
-        rank, and of the training in one process (0 without reference).
-    """
+    """The outcome of data-parallel training, the same on every rank; times in seconds."""
 
     ranks: int
     train_samples: int
     test_samples: int
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # sizes, with input and output
     parameters: int
     epochs: int
-    steps: int
-    batch: int
-    dtype: str
-    losses: tuple[float, ...]
-    accuracies: tuple[float, ...]
+    steps: int  # of all epochs together
+    batch: int  # samples of a global batch
+    dtype: str  # of all arrays
+    losses: tuple[float, ...]  # mean training loss of each epoch
+    accuracies: tuple[float, ...]  # test accuracy after each epoch, from 0 to 1
+    # Of one process on the same global batches, as the accuracies below; empty without reference.
     reference_losses: tuple[float, ...]
     reference_accuracies: tuple[float, ...]
-    fingerprints: tuple[str, ...]
+    fingerprints: tuple[str, ...]  # SHA-256 of all parameters, rank by rank
+    # The averaged gradients of the last step, float32, all parameters one after another.
     gradients: np.ndarray = field(repr=False, compare=False)
-    seconds: float = field(compare=False)
-    sync_seconds: float = field(compare=False)
+    seconds: float = field(compare=False)  # wall time of the training, on its slowest rank
+    sync_seconds: float = field(compare=False)  # of the averaging of gradients within it
+    # of the training in one process; 0 without reference
     reference_seconds: float = field(compare=False)
 
     @property

@@ -31,48 +31,27 @@ class Replica:
     """One replica of the model in training.
 
     With the defaults of `rank`, `size`, `sync` and `total` it trains in one process.
-
-    Attributes
-    ----------
-    model : Module or DDP
-        The network.
-    digits : Digits
-        The data.
-    batch : int
-        Samples in a global batch.
-    learning_rate, momentum : float
-        Hyperparameters of SGD.
-    seed : int
-        Seed of the order of the samples.
-    rank, size : int
-        Number of this replica, and number of all replicas.
-    sync : callable
-        ``sync()`` averages the gradients over the replicas.
-    total : callable
-        ``total(array)`` returns the sum of the replicas' arrays.
-    sync_seconds : float
-        Time spent in `sync`.
-    losses, accuracies : list of float
-        Mean training loss of each epoch, and test accuracy after it, over all replicas.
     """
 
-    model: Any
+    model: Any  # a Module, or the DDP around it
     digits: Digits
-    batch: int
+    batch: int  # samples in a global batch
     learning_rate: float
     momentum: float
-    seed: int
+    seed: int  # of the order of the samples
     rank: int = 0
-    size: int = 1
-    sync: Callable[[], None] = lambda: None
-    total: Sum = lambda values: values
-    sync_seconds: float = 0.0
+    size: int = 1  # number of all replicas
+    sync: Callable[[], None] = lambda: None  # averages the gradients over the replicas
+    total: Sum = lambda values: values  # returns the sum of the replicas' arrays
+    sync_seconds: float = 0.0  # spent in `sync`
+    # mean training loss of each epoch, over all replicas
     losses: list[float] = field(default_factory=list)
+    # test accuracy after each epoch, over all replicas
     accuracies: list[float] = field(default_factory=list)
 
     def run(self, epochs: int, report: Report = lambda done, loss, accuracy: None) -> float:
         """Train; return the seconds.  ``report(done, loss, accuracy)`` runs after each epoch."""
-        begun = perf_counter()
+        began = perf_counter()
         optimizer = SGD(self.model.parameters(), self.learning_rate, self.momentum)
         random = np.random.default_rng(self.seed)  # the same on every rank: so are the batches
         for epoch in range(epochs):
@@ -82,7 +61,7 @@ class Replica:
             self.losses.append(float(sums[0]) / len(order))
             self.accuracies.append(float(sums[1]) / len(self.digits.test_labels))
             report(epoch + 1, self.losses[-1], self.accuracies[-1])
-        return perf_counter() - begun
+        return perf_counter() - began
 
     def _batches(self, order: np.ndarray) -> Iterator[np.ndarray]:
         return (order[i : i + self.batch] for i in range(0, len(order), self.batch))
@@ -100,9 +79,9 @@ class Replica:
         # Parts may differ in size, so each rank divides its sum by the size of the whole batch.
         # The mean over the ranks divides by their number again: multiply by it.
         self.model.backward(criterion.backward(self.size / len(samples)))
-        begun = perf_counter()
+        began = perf_counter()
         self.sync()
-        self.sync_seconds += perf_counter() - begun
+        self.sync_seconds += perf_counter() - began
         optimizer.step()
         return loss
 
@@ -139,17 +118,8 @@ Report = Callable[[int, float, float], None]
 def progress(rank: int, epochs: int, console: Console | None = None) -> Iterator[Report]:
     """Show the progress of training on rank 0: a bar on a terminal, otherwise lines in the log.
 
-    Parameters
-    ----------
-    rank, epochs : int
-        This rank, and the number of epochs.
-    console : rich.console.Console, optional
-        Where to draw; by default standard error.
-
-    Yields
-    ------
-    callable
-        To be called after each epoch with (epochs done, loss, accuracy).
+    Yield what is to be called after each epoch with (epochs done, loss, accuracy).  It draws on
+    `console`, by default standard error.
     """
     console = console or Console(stderr=True)
     if rank != 0:
@@ -185,42 +155,14 @@ def train(
     """Train a classifier of handwritten digits on all ranks, and check the result; collective.
 
     Every rank starts with different weights and takes those of rank 0.  Each global batch is cut
-    into one part per rank, as evenly as possible; gradients are averaged over the batch.
-    Then, unless `reference` is False, rank 0 alone repeats the training on the same global batches.
+    into one part per rank, as evenly as possible; gradients are averaged over the batch, by
+    `algorithm`.  Then, unless `reference` is False, rank 0 alone repeats the training on the same
+    global batches.  In float64 the losses are those of one process but for rounding.  Rank 0 draws
+    a progress bar on `console`, by default standard error; if that is no terminal, the logger
+    ``mpidist.demo`` gets a line for each epoch.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks; all must call this with the same arguments.
-    epochs, batch : int
-        Passes over the training set, and samples in a global batch.
-    hidden : tuple of int
-        Sizes of the hidden layers.
-    learning_rate, momentum : float
-        Hyperparameters of SGD.
-    dtype : {"float32", "float64"}
-        Dtype of all arrays; in float64 the losses are those of one process but for rounding.
-    algorithm : str
-        Algorithm of the allreduce of gradients.
-    seed : int
-        Seed of the weights and the order of samples.
-    reference : bool
-        Whether to repeat the training in one process.
-    console : rich.console.Console, optional
-        Where rank 0 draws a progress bar; by default standard error.  If that is no terminal,
-        the logger ``mpidist.demo`` gets a line for each epoch.
-
-    Returns
-    -------
-    DemoResult
-        The same on every rank.
-
-    Raises
-    ------
-    InvalidArgument
-        If epochs, batch, hidden or dtype has a wrong value.
-    Unsupported
-        If scikit-learn is not installed.
+    InvalidArgument if epochs, batch, hidden or dtype has a wrong value; Unsupported if scikit-learn
+    is not installed.
     """
     _check(comm.rank, epochs=epochs, batch=batch, hidden=hidden, dtype=dtype)
     digits = _shared_digits(comm, dtype)

@@ -30,12 +30,8 @@ def dtype_name(dtype: np.dtype) -> str:
 def find_dtype(name: str) -> np.dtype:
     """Return the dtype with this name, of numpy or of ml_dtypes.
 
-    Raises
-    ------
-    Unsupported
-        If numpy has no such dtype, and ml_dtypes is not installed.
-    InvalidArgument
-        If neither has such a dtype.
+    InvalidArgument if neither has it; Unsupported if ml_dtypes, which may have it, is not
+    installed.
     """
     try:
         return np.dtype(name)
@@ -235,6 +231,7 @@ def library(x: Any) -> str | None:
 
     It is "torch" for PyTorch, and None for numpy, cupy and everything else.
     """
+    # By name, along its bases: no library is imported to find out that an object is not its.
     roots = (kind.__module__.partition(".")[0] for kind in type(x).__mro__)
     return next((root for root in roots if root in ADAPTERS), None)
 

@@ -13,11 +13,8 @@ PAIRS = (("getstate", "setstate"), ("get_state", "set_state"), ("get_rng_state",
 class Source:
     """A random number generator of any library, with :meth:`get_state` and :meth:`set_state`.
 
-    Parameters
-    ----------
-    source : object
-        Generator or RandomState of numpy, Generator of PyTorch, Random of Python, or one of the
-        modules ``random``, ``numpy.random``, ``torch``, ``torch.cuda``.
+    It is made of a Generator or RandomState of numpy, a Generator of PyTorch, a Random of Python,
+    or one of the modules ``random``, ``numpy.random``, ``torch``, ``torch.cuda``.
     """
 
     def __init__(self, source: Any):

@@ -34,17 +34,8 @@ class CrossEntropy:
     def __call__(self, scores: Any, labels: Any) -> float:
         """Return the loss, and keep the softmax for `backward`.
 
-        Parameters
-        ----------
-        scores : ndarray, shape (n, classes)
-            The model's scores; a larger score means a likelier class.
-        labels : ndarray of int, shape (n,)
-            Number of the right class of each sample, from 0.
-
-        Raises
-        ------
-        InvalidArgument
-            For the mean of no samples.
+        `scores` has shape (n, classes): the larger, the likelier the class; `labels` the number of
+        each sample's right class, from 0.  InvalidArgument for the mean of no samples.
         """
         if self.reduction == "mean" and len(labels) == 0:
             raise InvalidArgument(
@@ -52,6 +43,7 @@ class CrossEntropy:
                 "divide by the size of the whole batch"
             )
         xp = namespace(scores)
+        # The shift changes neither softmax nor loss, and no exponential overflows.
         shifted = scores - scores.max(axis=1, keepdims=True)
         exponentials = xp.exp(shifted)
         totals = exponentials.sum(axis=1, keepdims=True)

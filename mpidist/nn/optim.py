@@ -17,12 +17,7 @@ _before_steps: dict[object, Callable[[Iterable[Any]], object]] = {}
 def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]:
     """Register ``act(parameters)``, called before each step of any optimizer of `mpidist.nn`.
 
-    It gets the list of the optimizer's parameters.
-
-    Returns
-    -------
-    callable
-        A function that removes the callback.
+    It gets the list of the optimizer's parameters.  Return a function that removes the callback.
     """
     key = object()
     _before_steps[key] = act
@@ -30,18 +25,11 @@ def before_steps(act: Callable[[Iterable[Any]], object]) -> Callable[[], object]
 
 
 class Optimizer:
-    """Base class of optimizers: parameters, their state, learning rate and weight decay.
-
-    Attributes
-    ----------
-    parameters : list of Parameter
-        The parameters that are updated.
-    state : dict of int to dict
-        Optimizer state of each parameter that has been updated, by its index in `parameters`.
-    """
+    """Base class of optimizers: parameters, their state, learning rate and weight decay."""
 
     def __init__(self, parameters: Iterable[Any], learning_rate: float, weight_decay: float):
         self.parameters = list(parameters)
+        # Of each parameter that has been updated, by its index.
         self.state: dict[int, dict[str, Any]] = {}
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         for name in ("learning_rate", "weight_decay"):
@@ -79,11 +67,8 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load copies of the states that :meth:`state_dict` returned.
 
-        Raises
-        ------
-        InvalidArgument
-            If a state is that of a parameter that this optimizer does not have, or of another
-            shape; if states are keyed by names.
+        InvalidArgument if a state is that of a parameter that this optimizer does not have, or of
+        another shape; if states are keyed by names.
         """
         if not all(isinstance(index, int) for index in state["state"]):
             raise InvalidArgument(

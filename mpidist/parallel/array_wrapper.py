@@ -54,7 +54,7 @@ class Wrapper:
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise AttributeError, pointing to ``model.module`` if it has the attribute."""
-        raise AttributeError(not_found(self, vars(self), name), name=name, obj=self)
+        raise AttributeError(no_attribute(self, vars(self), name), name=name, obj=self)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the module's forward, and return its output."""
@@ -116,7 +116,7 @@ class Wrapper:
         self.module.load_state_dict(read_all(state))
 
 
-def not_found(wrapper: Any, members: Mapping[str, Any], name: str) -> str:
+def no_attribute(wrapper: Any, members: Mapping[str, Any], name: str) -> str:
     """Return the text of the AttributeError for an attribute that a DDP lacks.
 
     It points to ``model.module`` if the wrapped module, ``members["module"]``, has the attribute.

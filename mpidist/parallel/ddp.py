@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoint.format import Divided, Led, read_all
+from ..checkpoint.format import Divided, MayDiffer, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
@@ -458,7 +458,7 @@ class DDP(NotCopyable):
         # Averaged ones are equal on all ranks, and the checkpoint checks it.
         marked = own | (set() if how == "average" else buffers)
         if marked:
-            state["module"] = {k: Led(v) if k in marked else v for k, v in module.items()}
+            state["module"] = {k: MayDiffer(v) if k in marked else v for k, v in module.items()}
         if own:
             state["buffers"] = Divided({self.comm.rank: {k: module[k] for k in own}})
         return state
@@ -470,7 +470,7 @@ class DDP(NotCopyable):
 
         For a module of PyTorch names may begin with ``module.``, as those of this wrapper and of
         ``DistributedDataParallel`` do, and `strict` is an option.  On another number of ranks
-        algorithms are chosen anew, and the state of a hook is refused.
+        algorithms are chosen again, and the state of a hook is refused.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.format import Divided, Part, is_divided
+from ..checkpoint.format import Divided, Part, is_zero_state
 from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import WeakHook, library
 from ..measure import counted
@@ -299,7 +299,7 @@ class ZeroOptimizer(NotCopyable):
             If it is not the state of a ZeroOptimizer with as many groups.
         """
         where = f"rank {self.comm.rank}: state is not that of a ZeroOptimizer in a checkpoint"
-        if not is_divided(state):
+        if not is_zero_state(state):
             raise InvalidArgument(f"{where}; load it into an optimizer that is not a ZeroOptimizer")
         groups = getattr(self.optimizer, "param_groups", [])
         if len(groups) != len(state["options"]):

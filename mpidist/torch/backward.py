@@ -1,4 +1,4 @@
-"""Backward in halves: gradients of inputs first, those of parameters later; no node runs twice."""
+"""Backward in two halves: gradients of the inputs, then of the parameters; no node runs twice."""
 
 from __future__ import annotations
 
@@ -66,27 +66,16 @@ class Halves:
     A parameter that several such nodes lead to is in the first half: gradients that arrive at one
     of these nodes could pass through another one, and be counted twice.
 
-    Parameters
-    ----------
-    roots : sequence
-        The outputs, as tensors or as :func:`root_finder` maps them.
-    grads : sequence of Tensor
-        The gradient of each output.
-    inputs : sequence of Tensor
-        Leaves whose gradients the first half computes.
-
-    Attributes
-    ----------
-    divisible : bool
-        Whether there are two halves; otherwise :meth:`inputs` runs all of backward.
+    `roots` are the outputs, as tensors or as :func:`root_finder` maps them, `grads` the gradient of
+    each; `inputs` are leaves whose gradients the first half computes.
     """
 
     def __init__(self, roots: Sequence[Any], grads: Sequence[Any], inputs: Sequence[Any]):
         self._roots, self._grads, self._inputs = list(roots), list(grads), list(inputs)
         self._arrived: dict[Node, Sequence[Any]] = {}
         self._parameters: dict[Node, list[Any]] = {}
-        self._early: list[Any] = []
-        self.divisible = True
+        self._early: list[Any] = []  # parameters in the first half
+        self.divisible = True  # whether there are two halves; else inputs() runs all of backward
         if self._inputs and self._roots:
             starts = [_edge(root) for root in self._roots]
             order = _sorted(edge.node for edge in starts)
@@ -95,9 +84,15 @@ class Halves:
                 self._divide(starts, order)
 
     def _divide(self, starts: list[Any], order: list[Node]) -> None:
+        # In the picture of the class, from x to y (acc: the node that adds to a leaf's gradient)::
+        #
+        #     node        acc x   acc w0   mul         tanh   acc w1   mul
+        #     reaching    yes     no       yes         yes    no       yes        leads to an input
+        #     beyond      -       w0       w0          -      w1       w1         off the paths
+        #     border                       yes                         yes        both
         ends = {get_gradient_edge(x).node for x in self._inputs}
         reaching: set[Node] = set(ends)
-        beyond: dict[Node, dict[int, Any]] = {}  # parameters that a node leads to off the paths
+        beyond: dict[Node, dict[int, Any]] = {}
         for node in order:  # each after the nodes that it leads to
             following = [n for n, _ in node.next_functions if n is not None]
             if any(n in reaching for n in following):
@@ -112,6 +107,8 @@ class Halves:
                     found.update(beyond[n])
             beyond[node] = found
         border = {n: list(beyond[n].values()) for n in order if n in reaching and beyond[n]}
+        # An output that no input leads to: all of its backward is in the second half, from its own
+        # gradient.
         for edge, grad in zip(starts, self._grads):
             if edge.node not in reaching and beyond[edge.node]:
                 border.setdefault(edge.node, list(beyond[edge.node].values()))
@@ -154,6 +151,7 @@ class Halves:
             if node not in self._arrived
         ]
         try:
+            # Retained: the second half runs the nodes behind the border, and needs what they saved.
             torch.autograd.backward(self._roots, self._grads, retain_graph=True, inputs=targets)
         finally:
             for hook in hooks:
@@ -180,6 +178,7 @@ class Halves:
 
 def _sorted(roots: Iterable[Node]) -> list[Node]:
     """Return the nodes of a graph sorted, each after the nodes of its ``next_functions``."""
+    # With a stack of its own: a recursion as deep as the graph would exceed Python's limit.
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

@@ -27,6 +27,7 @@ class _Normalise(torch.autograd.Function):
         count, channels = flat.shape[1], flat.shape[0]
         mean = flat.mean(1) if count else flat.new_zeros(channels)
         squares = (flat - mean[:, None]).square().sum(1)
+        # In one allgather: a rank's row has its means, squares and count.
         mine = torch.cat([mean, squares, mean.new_tensor([count])]).cpu()
         every = torch.from_numpy(comm.allgather(tensors.as_array(mine)[None])).to(x.device)
         counts, means = every[:, -1:], every[:, :channels]

@@ -50,15 +50,9 @@ class GradBucket:
 class CommHook:
     """Adapts a communication hook of PyTorch, so that mpidist.DDP calls it for each bucket.
 
-    Parameters
-    ----------
-    state, hook
-        ``hook(state, bucket)`` takes a :class:`GradBucket` and returns a ``torch.futures.Future``
-        of one flat tensor, the mean of the bucket over the ranks.
-    count : callable
-        ``count()`` returns the number of buckets.
-    rank : int
-        Rank named by errors.
+    ``hook(state, bucket)`` takes a :class:`GradBucket` and returns a ``torch.futures.Future`` of
+    one flat tensor, the mean of the bucket over the ranks; ``count()`` returns the number of
+    buckets.
     """
 
     def __init__(self, state: Any, hook: Callable[..., Any], count: Callable[[], int], rank: int):
@@ -77,7 +71,7 @@ class CommHook:
 
 
 class _Pending:
-    """A bucket whose averaging has begun: waits for the future that PyTorch's hook returned."""
+    """A bucket in flight: waits for the future that PyTorch's hook returned."""
 
     def __init__(self, future: Any, bucket: GradBucket):
         self._future, self._bucket = future, bucket

@@ -78,10 +78,7 @@ def tensor_on(array: Any, x: Any) -> Any:
 def as_array(x: torch.Tensor) -> np.ndarray:
     """Return a numpy array on the memory of a tensor; bfloat16 is the dtype of ml_dtypes.
 
-    Raises
-    ------
-    Unsupported
-        If the tensor is not in host memory, or numpy does not have its dtype.
+    Unsupported if the tensor is not in host memory, or numpy does not have its dtype.
     """
     try:
         return tensors.as_array(x)

@@ -16,14 +16,8 @@ class Loader:
     """One rank's batches of a loader; an iteration is one epoch, or the rest of a resumed one.
 
     The position in the epoch counts the samples in yielded batches, on all ranks, and not those
-    that workers have fetched ahead.
-
-    Parameters
-    ----------
-    loader : DataLoader
-        The loader, whose options are kept.
-    order : Order
-        This rank's sampler.
+    that workers have fetched ahead.  The options of the loader are kept, but `order` is the
+    sampler.
     """
 
     def __init__(self, loader: DataLoader, order: Order):
@@ -57,6 +51,7 @@ class Loader:
         epoch, position = order.epoch, order.position
         step = order.size * (self.loader.batch_size or 1)
         for batch in self.loader:
+            # The sampler is ahead of the batches by what workers prefetch: its count is replaced.
             position = min(position + step, order.count)
             order.epoch, order.position = epoch, position
             yield batch
@@ -76,13 +71,9 @@ def shard_loader(
 ) -> Loader | None:
     """Return this rank's part of a loader; None if `data` is not a loader with a length.
 
-    The other arguments are those of :func:`mpidist.data.shard`.
-
-    Raises
-    ------
-    Unsupported
-        If the loader has a sampler or batch sampler that cannot be divided: the user's own, or one
-        that does not take each sample once.
+    The other arguments are those of :func:`mpidist.data.shard`.  Unsupported if the loader has a
+    sampler or batch sampler that cannot be divided: the user's own, or one that does not take each
+    sample once.
     """
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return None

@@ -18,22 +18,13 @@ _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 
 @dataclass(frozen=True)
 class Known:
-    """A loss function of PyTorch, with the number of targets by which its mean divides.
-
-    Attributes
-    ----------
-    function : callable
-        The loss function; it returns sums if `sums` is true.
-    count : callable
-        ``count(target)`` returns the divisor of the mean, the number of targets that are not
-        ignored or the sum of their weights; None if it is the number of rows.
-    sums : bool
-        Whether `function` returns sums, not means.
-    """
+    """A loss function of PyTorch, with the number of targets by which its mean divides."""
 
     function: Callable[[Any, Any], Any]
+    # The divisor of the mean, given the target: the number of targets that are not ignored or the
+    # sum of their weights; None if it is the number of rows.
     count: Callable[[Any], float | None]
-    sums: bool
+    sums: bool  # whether `function` returns sums, not means
 
 
 def known(function: Any) -> Known | None:

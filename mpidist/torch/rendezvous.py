@@ -27,11 +27,11 @@ LAUNCHERS = (
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # NAME=value of what this module has set.  The processes of a job started from here inherit it all:
 # the rank and address of another process are not the user's wish there.
-OURS = "MPIDIST_TORCH_VARIABLES"
+SET_HERE = "MPIDIST_TORCH_VARIABLES"
 
 _root: Communicator | None = None
 _store: MpiStore | None = None
-_meetings = 0
+_groups = 0
 _address: tuple[str, str] | None = None  # MASTER_ADDR and MASTER_PORT, where this module set them
 
 
@@ -47,7 +47,7 @@ def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
         if all(name in environ for name in names):
             values = {name: environ[theirs] for name, theirs in zip(TORCHRUN, names)}
             if any(ours.get(name, value) != value for name, value in values.items()):
-                for name in (*ours, OURS):  # of the process that started this job
+                for name in (*ours, SET_HERE):  # of the process that started this job
                     del environ[name]
             _set(values, environ)
             return
@@ -55,23 +55,22 @@ def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def _ours(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Return the variables that this module has set, here or in a process before this one."""
-    set_here = dict(pair.split("=", 1) for pair in environ.get(OURS, "").split())
+    set_here = dict(pair.split("=", 1) for pair in environ.get(SET_HERE, "").split())
     return {name: value for name, value in set_here.items() if environ.get(name) == value}
 
 
 def _set(values: dict[str, str], environ: MutableMapping[str, str]) -> None:
     """Set variables, and note that they are this module's."""
     environ.update(values)
-    environ[OURS] = " ".join(f"{n}={value}" for n, value in {**_ours(environ), **values}.items())
+    environ[SET_HERE] = " ".join(
+        f"{n}={value}" for n, value in {**_ours(environ), **values}.items()
+    )
 
 
 def root(timeout: float | None = None) -> Communicator:
     """Return the communicator of all ranks for creating groups; the first call is collective.
 
-    Parameters
-    ----------
-    timeout : float, optional
-        Deadline in seconds of the returned communicator, and of creating it in the first call.
+    `timeout` in seconds is its deadline from then on, and that of creating it in the first call.
     """
     global _root
     if _root is None or _root.freed:
@@ -90,18 +89,15 @@ def root(timeout: float | None = None) -> Communicator:
     return _root
 
 
-def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def rendezvous(
+    url: str, timeout: timedelta | None = None, **_: Any
+) -> Iterator[tuple[Any, int, int]]:
     """Yield once: the store, and MPI's rank and size, of a new process group; collective.
 
     This is the rendezvous handler of ``mpidist://`` in torch.distributed; `url` may have rank and
-    world_size in the query.
-
-    Raises
-    ------
-    InvalidArgument
-        If rank or world_size were given and are not those of MPI.
+    world_size in the query: InvalidArgument if they are not those of MPI.
     """
-    global _store, _meetings
+    global _store, _groups
     comm = root(None if timeout is None else timeout.total_seconds())
     for name, text in parse_qsl(urlsplit(url).query):
         have = {"rank": comm.rank, "world_size": comm.size}.get(name)
@@ -114,13 +110,13 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
         own = comm.split(0)
         assert own is not None
         _store = MpiStore(own)
-    _meetings += 1
-    _tell_address(comm)
+    _groups += 1
+    _share_address(comm)
     # A prefix of its own: groups of gloo would find keys from before destroy_process_group().
-    yield dist.PrefixStore(f"meeting {_meetings}", _store), comm.rank, comm.size
+    yield dist.PrefixStore(f"group {_groups}", _store), comm.rank, comm.size
 
 
-def _tell_address(comm: Communicator) -> None:
+def _share_address(comm: Communicator) -> None:
     """Set those variables of torchrun that are missing, as some libraries need them; collective.
 
     These are RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; and MASTER_ADDR and MASTER_PORT,
@@ -147,13 +143,13 @@ def _tell_address(comm: Communicator) -> None:
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
     """Return a handler of ``env://`` that calls `before` if the user has set MASTER_ADDR.
 
-    Otherwise it calls :func:`meet`, where rank and size are those of MPI.
+    Otherwise it calls :func:`rendezvous`, where rank and size are those of MPI.
     """
 
     def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         ours = given[0] is None or given == _address
-        return meet(url, **options) if ours else before(url, **options)
+        return rendezvous(url, **options) if ours else before(url, **options)
 
     return handler
 
@@ -161,5 +157,5 @@ def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
 def register() -> None:
     """Register the handlers of ``mpidist://`` and ``env://`` with torch.distributed, once."""
     if SCHEME not in HANDLERS:
-        dist.register_rendezvous_handler(SCHEME, meet)
+        dist.register_rendezvous_handler(SCHEME, rendezvous)
         HANDLERS["env"] = _without_address(HANDLERS["env"])

@@ -17,15 +17,9 @@ NONE, DENSE = -1, -2  # in place of a number of rows
 def add_up(comm: Communicator, x: torch.Tensor, counts: Sequence[int] | None = None) -> Any:
     """Return the sum over the ranks of a sparse COO tensor, coalesced; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    x : torch.Tensor
-        This rank's coalesced tensor, with the same shape, number of sparse dimensions and dtype on
-        all ranks.
-    counts : sequence of int, optional
-        Number of stored elements (rows) on each rank; by default the ranks exchange it.
+    `x` is coalesced, with the same shape, number of sparse dimensions and dtype on all ranks;
+    `counts` has the number of stored elements (rows) on each rank, which by default the ranks
+    exchange.
     """
     indices, values = x.indices().t().contiguous(), x.values().contiguous()
     if counts is None:

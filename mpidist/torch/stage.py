@@ -83,6 +83,7 @@ class TorchTensors(DevicePlace):
         """Return the elements as a flat array on memory of its own, never a view of `x`."""
         x = _plain(x)
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        # array() then copies it to the host, which is copy enough.
         copied = framework.is_there(x) and not self.tensor_messages.direct  # to the host
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
 
@@ -127,39 +128,23 @@ def _plain(x: Any) -> Any:
 
 
 class TorchSaved(SavedActivations):
-    """Saved activations in PyTorch: autograd's graph, held by the nodes where backward begins.
-
-    Attributes
-    ----------
-    roots : list
-        Where backward begins: for each output, or for the loss, as
-        :func:`mpidist.torch.backward.root_finder` maps it; None if it requires no gradient.
-    loss : tuple or None
-        Shape, dtype and device of the loss.
-    halves : Halves or None
-        A backward whose first half is done, and whose second half is not.
-    """
+    """Saved activations in PyTorch: autograd's graph, held by the nodes where backward begins."""
 
     __slots__ = ("roots", "loss", "halves")
 
     def __init__(self, inputs: list[Any]):
         super().__init__(inputs)
+        # For each output, or for the loss, as root_finder() maps it; None: it requires no gradient.
         self.roots: list[Any] = []
-        self.loss: Any = None
-        self.halves: Halves | None = None
+        self.loss: Any = None  # shape, dtype and device
+        self.halves: Halves | None = None  # of which the first is done, and the second is not
 
 
 class TorchStage:
     """A chunk of the model in PyTorch (see :class:`~mpidist.pipeline.stage.Stage`).
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The chunk.
-    caller : object
-        What is called in forward: the module, or the DDP that wraps it.
-    checkpoint : bool
-        Whether only a forward's input is kept, from which backward computes it again.
+    `caller` is what is called in forward: the module, or the DDP that wraps it.  With `checkpoint`
+    only a forward's input is kept, from which backward computes it again.
     """
 
     def __init__(self, module: Any, caller: Any, checkpoint: bool = False):

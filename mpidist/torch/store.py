@@ -1,7 +1,7 @@
 """A key-value store of torch.distributed over a communicator: no address, no port.
 
 Rank 0 holds the keys.  A thread of it answers the requests of the other ranks, which are rare: a
-process group of mpidist needs none, groups of gloo or NCCL beside it meet through them.
+process group of mpidist needs none, groups of gloo or NCCL next to it find each other by them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,8 @@ class MpiStore(dist.Store):
     """A key-value store of torch.distributed whose keys are on rank 0 of a communicator.
 
     It has no queues.  Through a PrefixStore around it, as process groups get, `list_keys` raises
-    NotImplementedError, too: PyTorch does not pass it on to a store written in Python.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Communicator of the store, which nothing else uses.
-    timeout : timedelta, optional
-        Longest time for which :meth:`get` and :meth:`wait` wait for keys.
+    NotImplementedError, too: PyTorch does not pass it on to a store written in Python.  Nothing
+    else may use the communicator.
     """
 
     def __init__(self, comm: Communicator, timeout: timedelta = timedelta(minutes=5)):
@@ -105,10 +99,7 @@ class MpiStore(dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist, for `timeout` at most, by default that of the store.
 
-        Raises
-        ------
-        DistStoreError
-            If the timeout passes; it names the missing keys.
+        DistStoreError past it names the missing keys.
         """
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         until, pause = time.monotonic() + seconds, _POLL_SECONDS[0]

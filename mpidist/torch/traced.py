@@ -23,37 +23,18 @@ class Wiring(NamedTuple):
 
     A Value is a pair: the stage that computes it (-1 for an input of the model), and the index
     among the outputs of that stage.
-
-    Attributes
-    ----------
-    receives : list of Value
-        What arrives: values that this or a later stage needs.
-    takes : list of int
-        The arguments of the stage's graph, as indices into `receives`.
-    gives : list of Value
-        What the next stage receives; on the last stage, the output of the model.
     """
 
-    receives: list[Value]
-    takes: list[int]
-    gives: list[Value]
+    receives: list[Value]  # what arrives: values that this or a later stage needs
+    takes: list[int]  # arguments of the stage's graph, as indices into `receives`
+    gives: list[Value]  # what the next stage receives; on the last stage, the output of the model
 
 
 class TracedStage(nn.Module):
     """A stage of a traced module; parameters, buffers and their names are those of the module.
 
-    Parameters
-    ----------
-    graph : GraphModule
-        The traced part of the module.
-    number : int
-        The number of the stage.
-    wiring : Wiring
-        The values that go in and out.
-    inputs : tuple
-        Names and shapes of the model's inputs, on the first stage; a shape is None for a number.
-    training : bool
-        Whether the module was traced in training mode.
+    `inputs` has names and shapes of the model's inputs, on the first stage (None for a number's
+    shape); `training` is whether the module was traced in training mode.
     """
 
     def __init__(self, graph: Any, number: int, wiring: Wiring, inputs: Any, training: bool):
@@ -187,30 +168,13 @@ def cut(
     example: Any,
     where: str,
 ) -> tuple[list[TracedStage], list[str]]:
-    """Trace a model and cut it before the first calls of submodules.
+    """Trace a model and cut it before the first calls of submodules; return stages and their names.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The model, which does not change: the stages have its parameters and buffers.
-    choose : callable
-        Returns the names of the submodules at which stages begin, but the first, from what
-        :func:`parts_of` returns for the calls of the model's forward.
-    example : tensor, or tuple or dict of tensors
-        A microbatch: the argument of the model, its arguments, or its keyword arguments.
-    where : str
-        Rank, as in "rank 0: ", which begins error messages.
-
-    Returns
-    -------
-    list of TracedStage, list of str
-        The stages, and the chosen names.
-
-    Raises
-    ------
-    Unsupported
-        If PyTorch cannot trace the model, or forward does not first call the chosen submodules in
-        the order of their names.
+    ``choose(parts)`` returns the names of the submodules at which stages begin, but the first, from
+    what :func:`parts_of` returns for the calls of the model's forward.  `example` is a microbatch:
+    the argument of the model, its arguments (tuple), or keyword arguments (dict).  The stages have
+    the model's parameters and buffers.  Unsupported if PyTorch cannot trace the model, or forward
+    does not first call the chosen submodules in the order of their names.
     """
     from torch.distributed.pipelining import pipeline
 
@@ -372,6 +336,13 @@ def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]
 
     `where`, such as "rank 0: ", begins the error message if the graph computes between stages.
     """
+    # y = c(a(x), b(a(x))) with a stage each for a, b and c.  A stage sends to the next one only, so
+    # a value passes through all stages up to the last that needs it::
+    #
+    #     stage   receives          computes   gives
+    #     0       (-1, 0)           (0, 0)     (0, 0)
+    #     1       (0, 0)            (1, 0)     (0, 0)  (1, 0)
+    #     2       (0, 0)  (1, 0)    (2, 0)     (2, 0)
     inputs: list[str] = []
     values: dict[Any, Value] = {}
     needed: list[list[Value]] = []

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..checkpoint.format import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import Remove, WeakHook
-from ..parallel.array_wrapper import not_found
+from ..parallel.array_wrapper import no_attribute
 from ..parallel.reducer import Phase
 from .comm_hook import CommHook
 
@@ -117,7 +117,7 @@ class Wrapper(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            text = not_found(self, vars(self).get("_modules", {}), name)
+            text = no_attribute(self, vars(self).get("_modules", {}), name)
             raise AttributeError(text, name=name, obj=self) from None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
@@ -175,10 +175,7 @@ class Wrapper(torch.nn.Module):
     def accept_options(others: Mapping[str, Any], options: dict[str, Any], rank: int) -> None:
         """Translate `others`, options of ``DistributedDataParallel``, and store them in `options`.
 
-        Raises
-        ------
-        InvalidArgument
-            If a name or value is unknown, or contradicts one of `options`.
+        InvalidArgument if a name or value is unknown, or contradicts one of `options`.
         """
         for name, value in others.items():
             if name not in MEANINGS:
@@ -210,14 +207,9 @@ class Wrapper(torch.nn.Module):
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Average gradients by a communication hook of PyTorch, from the first step on.
 
-        Parameters
-        ----------
-        state : object
-            First argument of the hook.
-        hook : callable
-            ``hook(state, bucket)`` takes a ``torch.distributed.GradBucket`` and returns a
-            ``torch.futures.Future`` of one flat tensor, the mean of the bucket over the ranks.
-            Hooks of ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
+        ``hook(state, bucket)`` takes a ``torch.distributed.GradBucket`` and returns a
+        ``torch.futures.Future`` of one flat tensor, the mean of the bucket over the ranks.  Hooks
+        of ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
         """
         if not callable(hook):
             raise InvalidArgument(f"rank {self.comm.rank}: hook={hook!r}: expected a function")

@@ -26,7 +26,7 @@ class ActionCheck:
     microbatches: int
     splits: bool | None  # whether I and W may occur; None: either
 
-    def of(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
+    def check(self, make: Callable[[], Iterable[Action]]) -> list[Action]:
         """List the actions of the generator that ``make()`` returns, after checking each.
 
         Repeated actions are left to the prover, whose error names the first one.  ScheduleError,
@@ -172,7 +172,7 @@ class PipelineSchedule(Registered):
         keywords = {"chunks": chunks} if self.any_chunks else {}
         made = partial(self.function, rank, size, microbatches, **keywords)
         place = self.place(size, chunks)
-        return ActionCheck(self.name, rank, place, microbatches, self.splits).of(made)
+        return ActionCheck(self.name, rank, place, microbatches, self.splits).check(made)
 
 
 def check_count(value: object, name: str) -> None:
