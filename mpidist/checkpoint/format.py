@@ -389,6 +389,7 @@ def damaged(folder: Path, segments: list[tuple[str, Segment]], itemsize: dict[st
     for path, segment in segments:
         with open_regular(folder / segment.file, follow=False) as file:
             size = segment.count * itemsize[path]
+            # Before it is read: a file may have been cut short, and `size` be anything.
             if segment.offset + size > os.fstat(file.fileno()).st_size:
                 return f"{folder / segment.file} is damaged: it ends before {path}"
             file.seek(segment.offset)

@@ -100,6 +100,12 @@ class Clock:
         `spans` has the communication of each bucket, and is emptied.  A `recorder` records the
         computation and the ``sync_gradients()`` of the step as events of a trace.
         """
+        # c: calls that start and poll communication; communication itself goes on between them::
+        #
+        #     forward  backward             sync_gradients()
+        #     |--------|----c----c------c---|---------------|
+        #     began                         sync_began      now
+        #     compute                       exposed, and so are the c
         now = perf_counter()
         began = self._sync_began if self._began is None else self._began
         exposed = now - self._sync_began + self._within

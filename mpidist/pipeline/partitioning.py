@@ -129,8 +129,8 @@ def divide(costs: Sequence[float], parts: int) -> list[int]:
     """
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     count = len(costs)
-    # 5 costs in 3 parts.  best[stop]: the smallest largest sum of the costs before `stop`, in as
-    # many parts as were added so far; cuts remembers where the last part of it begins::
+    # 5 costs in 3 parts.  best[stop]: how small the largest sum can be if the costs before `stop`
+    # are in as many parts as were added so far; cuts remembers where the last part of it begins::
     #
     #     costs              4   1   2   3   2
     #     stop           0   1   2   3   4   5

@@ -46,6 +46,7 @@ class _Normalise(torch.autograd.Function):
         out = (x - mean.view(shape).to(x.dtype)) * scale.view(shape).to(x.dtype)
         if weight is not None:
             out = out * weight.view(shape) + bias.view(shape)
+        # The unbiased variance, for the running statistics as PyTorch has them.
         found = mean, squares / (total - 1).clamp(min=1)
         ctx.mark_non_differentiable(*found)
         return (out.to(x.dtype), *found)
@@ -56,6 +57,9 @@ class _Normalise(torch.autograd.Function):
         shape, channels = ctx.shape, len(mean)
         centred = x - mean.view(shape).to(x.dtype)
         others = [d for d in range(x.dim()) if d != 1]
+        # With c = x - mean, s = 1 / sqrt(var + eps), and mean() over the batches of all ranks:
+        #
+        #     dx = s * weight * (grad - mean(grad) - c * s**2 * mean(grad * c))
         sums = torch.stack([grad.double().sum(others), (grad * centred).double().sum(others)])
         found_x = None
         if ctx.needs_input_grad[0]:
@@ -67,6 +71,7 @@ class _Normalise(torch.autograd.Function):
             )
             factor = scale if weight is None else scale * weight
             found_x = found_x * factor.view(shape).to(x.dtype)
+        # Of this rank's batch only: a DDP averages them like other gradients.
         found_weight = (sums[1] * scale).to(weight.dtype) if ctx.needs_input_grad[1] else None
         found_bias = sums[0].to(weight.dtype) if ctx.needs_input_grad[2] else None
         return found_x, found_weight, found_bias, None, None

@@ -354,6 +354,7 @@ def _wire(graph: Any, stages: int, where: str) -> tuple[list[str], list[Wiring]]
             values[node] = (len(needed), 0)
             needed.append([values[each] for each in node.args])
         elif node.op == "call_function" and len(node.args) == 2 and node.args[0] in values:
+            # getitem: one of several outputs of a stage
             values[node] = (values[node.args[0]][0], node.args[1])
         elif node.op == "output":
             returned: list[Any] = []  # a value may be there twice

@@ -151,6 +151,7 @@ class Wrapper(torch.nn.Module):
         own = set(self.module.state_dict())
         inner = {name.removeprefix(PREFIX) for name in state if name.startswith(PREFIX)}
         whole = OrderedDict(read_all(state))
+        # Whichever form has more of the names: a module's own may begin with "module.", too.
         if len(inner & own) > len(set(state) & own):
             metadata = getattr(state, "_metadata", None)
             if metadata is not None:
