@@ -128,7 +128,7 @@ def gloo(comm: mpidist.Communicator, folder: Path) -> Iterator[Maker]:
     import torch
     import torch.distributed as dist
 
-    from mpidist.bench.torch_collectives import process_groups
+    from mpidist.bench.torch import process_groups
 
     def make(group: Any, case: Case) -> Callable[[], Any]:
         x, out = (None if a is None else torch.from_numpy(a) for a in (case.x, case.out))

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.plan import MAIN, VARIANTS
 from mpidist.bench.cases import BARE
-from mpidist.bench.memory import describe_stream
+from mpidist.bench.machine import describe_stream
 from mpidist.bench.results import Row, bound_percent, microseconds
 from mpidist.measure import round_size
 

@@ -74,8 +74,7 @@ def use_results(path):
 
 
 def draw_results(found, good, both):
-    from mpidist.bench.plots import as_svg, draw_scaling
-    from mpidist.bench.report import bench_page, comparison_page
+    from mpidist.bench.report import as_svg, bench_page, comparison_page, draw_scaling
 
     try:
         bench_page(found).encode()

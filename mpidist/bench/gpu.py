@@ -17,8 +17,9 @@ from ..errors import InvalidArgument, Unsupported
 from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
 from ..measure import busbw
+from .machine import make_header
 from .race import Contender, medians, nothing, race
-from .results import Refusal, Results, Row, make_header
+from .results import Refusal, Results, Row
 
 COPIES = 5  # measurements of a copy; their median counts
 

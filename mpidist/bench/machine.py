@@ -1,4 +1,4 @@
-"""The state of the machine that is measured: how far apart its cores are, and who else uses them.
+"""The machine that is measured: its description, who else uses it, how far apart its cores are.
 
 A virtual machine's cores may be hyperthreads of one core now, and share no cache a minute later.
 Then the round trip of a cache line between ranks 0 and 1 changes by a factor of 3 to 6, and with it
@@ -7,11 +7,151 @@ the times of most calls.  So it is measured before, between and after, in a mill
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..communicator.layers import round_trip
-from .results import Results, busy_cores, load_text
+from ..measure import counted, parse_size
+from ..shared_memory import compiled
+from .results import Results
+
+# -- the description of a run --------------------------------------------------------------------
+
+_KNOBS = re.compile(
+    r"(MPIDIST|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPIR_CVAR|UCX|FI|I_MPI|MALLOC|OMP|OPENBLAS|MKL)_[A-Z]"
+)
+_NOT_KNOBS = (
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte",
+    "OMPI_MCA_PREFIXES",
+    "PMIX_MCA_mca_base",
+    "MPIDIST_TERMINAL",
+    "MPIDIST_RUN_NOTES",  # these two have another value in each job
+    "MPIDIST_RUN_SECRET",
+    # Intel's and MPICH's launchers tell their ranks these.
+    "I_MPI_INFO_",
+    "I_MPI_PIN_INFO",
+    "I_MPI_PIN_MAPPING",
+    "I_MPI_HYDRA_",
+    "I_MPI_INTERNAL_",
+    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
+)
+
+
+def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return by name the variables of `environ` that configure mpidist, MPI, UCX, threads, …."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if _KNOBS.match(name) and not name.startswith(_NOT_KNOBS)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of mpidist, mpi4py, numpy and Python."""
+    import mpi4py
+    import numpy
+
+    from .. import __version__
+
+    return {
+        "mpidist": __version__,
+        "mpi4py": mpi4py.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def cores_here(comm: Communicator) -> set[int]:
+    """Return the numbers of the cores that the ranks on rank 0's node may use; collective."""
+    mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
+    return {core for rank in comm.topology.groups[0] for core in mine[rank]}
+
+
+BUSY = 0.15  # of a node's cores, from which measurements are disturbed
+WATCHED = 0.2  # seconds
+
+
+def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
+    """Return (host, cores, cores used by other processes) of each busy node; collective.
+
+    Busy is a node whose other processes use more than 15 % of its cores.  The ranks sleep
+    meanwhile, so that ``/proc/stat`` counts other processes only.
+    """
+    comm.barrier()
+    before = _ticks()
+    time.sleep(WATCHED)
+    spent = [after - first for after, first in zip(_ticks(), before)]
+    cores = os.cpu_count() or 1
+    used = cores * (1 - (spent[3] + spent[4]) / max(sum(spent), 1))  # idle, and waiting for a disk
+    every = comm.allgather_object((socket.gethostname(), cores, used))
+    firsts = [every[group[0]] for group in comm.topology.groups]
+    return [(host, cores, used) for host, cores, used in firsts if used > BUSY * cores]
+
+
+def load_text(host: str, cores: int, used: float) -> str:
+    """Return what :func:`busy_cores` found on a node as text."""
+    return f"other processes use {used:.1f} of the {cores} cores of {host}"
+
+
+def busy_text(host: str, cores: int, used: float) -> str:
+    """Return the warning of a busy node that :func:`busy_cores` found."""
+    load = load_text(host, cores, used)
+    return f"warning: {load}: times will scatter, compare only those of one run"
+
+
+def _ticks() -> list[int]:
+    """Return the ticks of all cores since boot in /proc/stat: user, nice, system, idle, disk, …."""
+    with open("/proc/stat", encoding="ascii") as file:
+        return [int(word) for word in file.readline().split()[1:9]]
+
+
+def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
+    """Return the description of a run: versions, machine, date, command, environment; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks of the run.
+    *libraries : str
+        Further libraries whose versions are recorded.
+    """
+    mpi: dict[str, Any] = {}
+    if comm.backend.name == "mpi":
+        from ..backends.mpi import describe_library
+
+        mpi = describe_library()
+    return {
+        "versions": {**versions(), **{name: version(name) for name in libraries}},
+        "mpi": mpi,
+        "host": socket.gethostname(),
+        "cores": len(cores_here(comm)),
+        "ranks": comm.size,
+        "ranks_per_node": [len(group) for group in comm.topology.groups],
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "compiled": compiled.described(),
+        "command": shlex.join(["mpidist", *sys.argv[1:]]),
+        "environment": knobs(),
+        "deadline_s": comm.timeout,
+    }
+
+
+# -- its state while it is measured --------------------------------------------------------------
 
 CHANGED = 1.6  # ratio of two round trips from which the machine counts as another one
 
@@ -30,7 +170,7 @@ class Watch:
         Nanoseconds of the round trip, the same on all ranks; None where it could not be measured
         (see :func:`mpidist.communicator.layers.round_trip`).
     busy : list of (str, int, float)
-        What :func:`~mpidist.bench.results.busy_cores` found at :meth:`begin` and :meth:`again`.
+        What :func:`busy_cores` found at :meth:`begin` and :meth:`again`.
     """
 
     def __init__(self, comm: Communicator):
@@ -93,3 +233,137 @@ class Watch:
             return ""
         text = f"round trip of a cache line between ranks 0 and 1: {', '.join(known)}"
         return f"{text}: the machine has changed meanwhile" if self.changed else text
+
+
+# -- its memory bandwidth ------------------------------------------------------------------------
+
+CACHES = 4  # size of STREAM's arrays, in last-level caches
+_LEAST = 16 << 20  # bytes of an array, where the cache is small or of unknown size
+_REPEAT = 12
+
+
+@dataclass(frozen=True)
+class StreamBandwidth:
+    """The measured memory bandwidth.
+
+    Attributes
+    ----------
+    gbs : float
+        10⁹ bytes per second, read and written by all ranks together, in the best of several copies.
+    array_bytes : int
+        Bytes of each of the two arrays of a rank.
+    cache_bytes : int
+        Bytes of the last-level cache; 0 if unknown.
+    enough : bool
+        Whether one array of each rank of rank 0's node, together, have at least `CACHES` times the
+        bytes of the cache; False if the cache is unknown.
+    """
+
+    gbs: float
+    array_bytes: int
+    cache_bytes: int
+    enough: bool
+
+    def as_header(self) -> dict[str, Any]:
+        """Return the fields as the dict that is ``header["stream"]`` of results."""
+        return asdict(self)
+
+
+def last_level_cache(root: str = "/sys/devices/system/cpu") -> int:
+    """Return the bytes of the largest cache of the highest level; 0 if unknown.
+
+    Parameters
+    ----------
+    root : str
+        Folder of the processors, in the layout of Linux.
+    """
+    found = []
+    for index in Path(root).glob("cpu[0-9]*/cache/index*"):
+        try:
+            kind, level, size = (
+                (index / name).read_text().strip() for name in ("type", "level", "size")
+            )
+            if kind != "Instruction":
+                found.append((int(level), parse_size(size)))
+        except (OSError, ValueError):
+            continue
+    return max(found, default=(0, 0))[1]
+
+
+def available_memory(path: str = "/proc/meminfo") -> int:
+    """Return the bytes of memory that processes can still allocate; 0 if unknown."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return 0
+    amounts = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return amounts[0] if amounts else 0
+
+
+def array_bytes(ranks: int, cache: int, available: int) -> int:
+    """Return the length in bytes of each of the two arrays that a rank copies.
+
+    One array of each of the node's `ranks`, together, are four times the `cache`, and an array is
+    at least 16 MiB; but all arrays together take at most a quarter of the `available` bytes (if
+    that is 0, unknown, an array takes at most 64 MiB).  In any case an array is at least 1 MiB.
+    """
+    wanted = max(-(-CACHES * cache // ranks), _LEAST)
+    affordable = available // (4 * 2 * ranks) if available else 4 * _LEAST
+    return max(min(wanted, affordable), 1 << 20) // 8 * 8
+
+
+def measure_stream(comm: Communicator, nbytes: int | None = None) -> StreamBandwidth:
+    """Measure the memory bandwidth of copies on all ranks at once; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that copy.
+    nbytes : int, optional
+        Bytes of each of a rank's two arrays; by default chosen by rank 0's cache and memory.
+
+    Returns
+    -------
+    StreamBandwidth
+        The same on every rank.  As in STREAM, a byte copied is one read and one written.
+    """
+    here = len(comm.topology.groups[0])
+    cache = last_level_cache()
+    length = nbytes or array_bytes(here, cache, available_memory())
+    cache, length = comm.broadcast(np.array([cache, length]), root=0).tolist()
+    source = np.ones(length // 8)
+    target = np.zeros_like(source)
+    times = [_copy_time(comm, source, target) for _ in range(1 + _REPEAT)][1:]
+    rate = 2 * source.nbytes * comm.size / min(times) / 1e9
+    return StreamBandwidth(rate, source.nbytes, cache, source.nbytes * here >= CACHES * cache > 0)
+
+
+def _copy_time(comm: Communicator, source: np.ndarray, target: np.ndarray) -> float:
+    """Return the seconds of a copy, from the start of the first rank to the end of the last one.
+
+    Ranks that share cores copy one after another: the slowest rank's own time would be too short.
+    On several nodes, whose clocks cannot be compared, it is the slowest rank's own time.
+    """
+    comm.barrier()
+    begun = perf_counter()
+    np.copyto(target, source)
+    ended = perf_counter()
+    last, first, slowest = comm.allreduce(np.array([ended, -begun, ended - begun]), "max").tolist()
+    return last + first if comm.topology.num_nodes == 1 else slowest
+
+
+def describe_stream(header: Mapping[str, Any]) -> str:
+    """Return ``header["stream"]`` of results as a sentence; empty if it was not measured."""
+    stream = header.get("stream")
+    if not stream:
+        return ""
+    size = f"{stream['array_bytes'] / (1 << 20):.0f} MiB"
+    cache = stream["cache_bytes"]
+    known = f"{cache / (1 << 20):.0f} MiB" if cache else "of unknown size"
+    less = "" if stream["enough"] else f"; the arrays are less than {CACHES} times the cache"
+    return (
+        f"memory bandwidth: {stream['gbs']:.1f} GB/s, read and written, by all "
+        f"{counted(header.get('ranks', 1), 'rank')} at once "
+        f"(np.copyto, best of {_REPEAT}, arrays of {size} per rank, last-level cache {known}"
+        f"{less})"
+    )

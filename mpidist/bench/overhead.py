@@ -12,8 +12,9 @@ from ..backends.null import NullBackend
 from ..communicator.communicator import Communicator
 from .candidates import mpi_communicator
 from .cases import BARE
+from .machine import make_header
 from .race import Contender, medians, race
-from .results import Results, Row, make_header
+from .results import Results, Row
 
 RANKS = 33
 CALLS, BLOCKS = 200, 30

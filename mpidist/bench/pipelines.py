@@ -1,11 +1,12 @@
-"""``mpidist bench pipeline``: overhead of a pipeline's engine, and averaging by replicas."""
+"""Pipelines: the overhead of the engine, averaging by replicas, and steps beside PyTorch's."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,14 +19,17 @@ from ..parallel.transport import chained
 from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
+from .machine import make_header
 from .race import Contender, medians, race, rows
-from .results import Results, Row, make_header
-from .training import NO_TORCH, REFERENCE, ranks_have
+from .results import Results, Row
+from .training import NO_TORCH, REFERENCE, mlp, ranks_have
+
+if TYPE_CHECKING:
+    import torch
 
 MICROBATCHES = 8
 WARM_STEPS = 50
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
-THEIRS = "torch pipelining, gloo"
 
 
 def no_loss(output: Any, target: Any, reduction: str = "mean") -> tuple[float, Any]:
@@ -128,6 +132,90 @@ def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable
     return step
 
 
+# -- steps in PyTorch, which is imported when they run ---------------------------------------------
+
+SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
+"""Widths of the layers, and numbers of rows of a microbatch."""
+OURS, THEIRS = "mpidist Pipeline", "torch pipelining, gloo"
+
+
+def updating(
+    module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
+) -> Callable[[], None]:
+    """Return a function that calls ``run(input, target)`` and then updates `module` by SGD.
+
+    The input is random, of the given shape; the targets are classes, one per row.
+    """
+    import torch
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    torch.manual_seed(0)
+    x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
+
+    def step() -> None:
+        run(x, labels)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def theirs(
+    comm: Communicator, module: torch.nn.Module, gloo: Any
+) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """Return a function (input, target) that runs PyTorch's own 1F1B over the group `gloo`.
+
+    It runs forward and backward; the update is left to the caller.
+    """
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"), group=gloo)
+    loss = torch.nn.functional.cross_entropy
+    schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
+
+    def run(x: torch.Tensor, labels: torch.Tensor) -> None:
+        losses: list[torch.Tensor] = []
+        first, last = comm.rank == 0, comm.rank == comm.size - 1
+        inputs = (x,) if first else ()
+        schedule.step(*inputs, **({"target": labels, "losses": losses} if last else {}))
+
+    return run
+
+
+def torch_steps(comm: Communicator, rounds: int) -> list[Row]:
+    """Time `rounds` 1F1B steps of each of several MLPs, by mpidist and by PyTorch; collective.
+
+    Each rank uses one thread.
+    """
+    import torch
+
+    from .torch import process_groups, threads
+
+    found: list[Row] = []
+    loss = torch.nn.functional.cross_entropy
+    with threads(comm, 1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with process_groups(comm) as (_, gloo):
+            for width, each in SIZES:
+                shape = (MICROBATCHES * each, width)
+                ends = comm.rank == comm.size - 1
+                own, other = (mlp(width, comm.rank, last=ends) for _ in range(2))
+                pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
+                contenders = [
+                    Contender(
+                        OURS,
+                        updating(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
+                    ),
+                    Contender(THEIRS, updating(other, theirs(comm, other, gloo), shape)),
+                ]
+                count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
+                work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"
+                found += rows(comm, work, contenders, rounds)
+                pipe.close()
+    return found
+
+
 def measure_pipelines(comm: Communicator, iterations: int) -> Results:
     """Measure the pipeline's own cost, and steps beside PyTorch's pipelining; collective.
 
@@ -145,9 +233,7 @@ def measure_pipelines(comm: Communicator, iterations: int) -> Results:
     results = Results(header, benchmark="pipeline", reference=REFERENCE)
     results.rows += engine_cost(comm, iterations)
     if has_torch:
-        from .pipelines_torch import steps
-
-        results.rows += steps(comm, iterations)
+        results.rows += torch_steps(comm, iterations)
     else:
         results.notes.append(NO_TORCH)
     if comm.size == 4:

@@ -6,29 +6,19 @@ import csv
 import dataclasses
 import io
 import json
-import os
-import platform
 import re
-import shlex
-import socket
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from html import escape
-from importlib.metadata import version
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..foreign import all_shown, read_json, typed
 from ..measure import counted, numbers_of, round_size, significant
 from ..schedule.notebook import html_table
 from ..selection.tuning import PRIVATE, SYMMETRIC
-from ..shared_memory import compiled
 from ..tables import Column, Line, Table
 from .cases import BARE
 
@@ -229,7 +219,7 @@ class _Document:
 
 @dataclass
 class _Stream:
-    """The fields of :class:`~mpidist.bench.memory.StreamBandwidth`."""
+    """The fields of :class:`~mpidist.bench.machine.StreamBandwidth`."""
 
     gbs: float
     array_bytes: int
@@ -285,127 +275,6 @@ def _checked(found: _Document) -> Results:
     return Results(
         header, found.rows, found.unsupported, found.benchmark, found.reference, found.notes
     )
-
-
-# -- the description of a run --------------------------------------------------------------------
-
-_KNOBS = re.compile(
-    r"(MPIDIST|OMPI_MCA|PRTE_MCA|PMIX_MCA|MPIR_CVAR|UCX|FI|I_MPI|MALLOC|OMP|OPENBLAS|MKL)_[A-Z]"
-)
-_NOT_KNOBS = (
-    "OMPI_MCA_ess",
-    "OMPI_MCA_orte",
-    "OMPI_MCA_PREFIXES",
-    "PMIX_MCA_mca_base",
-    "MPIDIST_TERMINAL",
-    "MPIDIST_RUN_NOTES",  # these two have another value in each job
-    "MPIDIST_RUN_SECRET",
-    # Intel's and MPICH's launchers tell their ranks these.
-    "I_MPI_INFO_",
-    "I_MPI_PIN_INFO",
-    "I_MPI_PIN_MAPPING",
-    "I_MPI_HYDRA_",
-    "I_MPI_INTERNAL_",
-    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
-)
-
-
-def knobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return by name the variables of `environ` that configure mpidist, MPI, UCX, threads, …."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if _KNOBS.match(name) and not name.startswith(_NOT_KNOBS)
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of mpidist, mpi4py, numpy and Python."""
-    import mpi4py
-    import numpy
-
-    from .. import __version__
-
-    return {
-        "mpidist": __version__,
-        "mpi4py": mpi4py.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def cores_here(comm: Communicator) -> set[int]:
-    """Return the numbers of the cores that the ranks on rank 0's node may use; collective."""
-    mine = comm.allgather_object(sorted(os.sched_getaffinity(0)))
-    return {core for rank in comm.topology.groups[0] for core in mine[rank]}
-
-
-BUSY = 0.15  # of a node's cores, from which measurements are disturbed
-WATCHED = 0.2  # seconds
-
-
-def busy_cores(comm: Communicator) -> list[tuple[str, int, float]]:
-    """Return (host, cores, cores used by other processes) of each busy node; collective.
-
-    Busy is a node whose other processes use more than 15 % of its cores.  The ranks sleep
-    meanwhile, so that ``/proc/stat`` counts other processes only.
-    """
-    comm.barrier()
-    before = _ticks()
-    time.sleep(WATCHED)
-    spent = [after - first for after, first in zip(_ticks(), before)]
-    cores = os.cpu_count() or 1
-    used = cores * (1 - (spent[3] + spent[4]) / max(sum(spent), 1))  # idle, and waiting for a disk
-    every = comm.allgather_object((socket.gethostname(), cores, used))
-    firsts = [every[group[0]] for group in comm.topology.groups]
-    return [(host, cores, used) for host, cores, used in firsts if used > BUSY * cores]
-
-
-def load_text(host: str, cores: int, used: float) -> str:
-    """Return what :func:`busy_cores` found on a node as text."""
-    return f"other processes use {used:.1f} of the {cores} cores of {host}"
-
-
-def busy_text(host: str, cores: int, used: float) -> str:
-    """Return the warning of a busy node that :func:`busy_cores` found."""
-    load = load_text(host, cores, used)
-    return f"warning: {load}: times will scatter, compare only those of one run"
-
-
-def _ticks() -> list[int]:
-    """Return the ticks of all cores since boot in /proc/stat: user, nice, system, idle, disk, …."""
-    with open("/proc/stat", encoding="ascii") as file:
-        return [int(word) for word in file.readline().split()[1:9]]
-
-
-def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
-    """Return the description of a run: versions, machine, date, command, environment; collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks of the run.
-    *libraries : str
-        Further libraries whose versions are recorded.
-    """
-    mpi: dict[str, Any] = {}
-    if comm.backend.name == "mpi":
-        from ..backends.mpi import describe_library
-
-        mpi = describe_library()
-    return {
-        "versions": {**versions(), **{name: version(name) for name in libraries}},
-        "mpi": mpi,
-        "host": socket.gethostname(),
-        "cores": len(cores_here(comm)),
-        "ranks": comm.size,
-        "ranks_per_node": [len(group) for group in comm.topology.groups],
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "compiled": compiled.described(),
-        "command": shlex.join(["mpidist", *sys.argv[1:]]),
-        "environment": knobs(),
-        "deadline_s": comm.timeout,
-    }
 
 
 # -- the bound of an allreduce -------------------------------------------------------------------

@@ -16,8 +16,7 @@ from ..measure import algbw, busbw, median, spread
 from ..selection.tuning import MEMORIES, PRIVATE, SYMMETRIC
 from .candidates import Candidate, candidates, knows
 from .cases import BARE, Case, Workload
-from .machine import Watch
-from .memory import describe_stream, measure_stream
+from .machine import Watch, describe_stream, make_header, measure_stream
 from .race import in_turn, no_garbage_collection
 from .results import (
     BOUND_NOTE,
@@ -27,7 +26,6 @@ from .results import (
     Results,
     Row,
     bound_percent,
-    make_header,
     times,
 )
 

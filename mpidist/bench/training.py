@@ -1,11 +1,13 @@
-"""Steps of data-parallel training, and how much communication backward hides."""
+"""Steps of data-parallel training beside PyTorch's, and what communication backward hides."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +15,12 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats, autotune
+from .machine import make_header
 from .race import Contender, race, rows
-from .results import Results, Row, make_header
+from .results import Results, Row
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = "mpidist DDP"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
@@ -144,6 +150,165 @@ def overlaps(
     return found
 
 
+# -- steps in PyTorch, which is imported when they run ---------------------------------------------
+
+SAMPLES, DEPTH = 32, 4  # of each rank in a step; layers of the MLPs
+BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
+
+
+def mlp(width: int, seed: int = 0, last: bool = True) -> torch.nn.Module:
+    """Return an MLP: 4 layers of `width`² weights, and 10 classes if it has the `last` layer."""
+    import torch
+
+    torch.manual_seed(seed)
+    layers: list[torch.nn.Module] = []
+    for _ in range(DEPTH):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    if last:
+        layers.append(torch.nn.Linear(width, 10))
+    return torch.nn.Sequential(*layers)
+
+
+def width_for(millions: float) -> int:
+    """Return the width of the MLP with about `millions` of parameters."""
+    return max(64, 64 * round(math.sqrt(millions * 1e6 / DEPTH) / 64))
+
+
+def stepper(
+    model: Any,
+    parameters: Any,
+    width: int,
+    sync: Callable[[], object] = lambda: None,
+    samples: int = SAMPLES,
+) -> Callable[[], None]:
+    """Return a function that runs one SGD step of `model`, with `sync()` before the update.
+
+    The batch is random: `samples` inputs of `width` numbers.
+    """
+    import torch
+
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
+
+    def step() -> None:
+        torch.nn.functional.cross_entropy(model(x), labels).backward()
+        sync()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
+    """Return a function that averages the gradients of `net`, one allreduce per parameter."""
+
+    def sync() -> None:
+        for p in net.parameters():
+            assert p.grad is not None
+            flat = p.grad.numpy()
+            comm.allreduce(flat, op="mean", out=flat)
+
+    return sync
+
+
+def mlp_steps(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
+    """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
+    import torch
+
+    from .torch import process_groups, threads
+
+    net, bare, each = mlp(width), mlp(width), mlp(width)
+    count = sum(p.numel() for p in net.parameters())
+    with threads(comm):
+        model = DDP(net, comm)
+        contenders = [
+            stepping(OURS, stepper(model, net.parameters(), width), model),
+            Contender("no communication", stepper(bare, bare.parameters(), width)),
+        ]
+        work = f"step, MLP of {count / 1e6:.1f} M parameters"
+        if comm.size == 1:
+            return rows(comm, work, contenders, rounds), model.stats()
+        sync = one_by_one(comm, each)
+        name = "one allreduce per parameter"
+        contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
+        with process_groups(comm) as (_, gloo):
+            theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
+            name = "torch DDP over gloo"
+            contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
+            found = rows(comm, work, contenders, rounds)
+            del theirs, contenders
+    return found, model.stats()
+
+
+def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
+    """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
+
+    `name` is a model of :data:`mpidist.bench.models.MODELS`.
+    """
+    import torch
+
+    from .models import MODELS
+    from .torch import process_groups, threads
+
+    def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
+        torch.manual_seed(0)
+        net, loss = MODELS[name]()
+        model, optimizer = wrap(net), torch.optim.AdamW(net.parameters())
+
+        def act() -> None:
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return act, model
+
+    with threads(comm):
+        ours, model = step(lambda net: DDP(net, comm))
+        bare, net = step(lambda net: net)
+        count = sum(p.numel() for p in net.parameters())
+        work = f"step, {name} of {count / 1e6:.1f} M parameters"
+        contenders = [
+            stepping(OURS, ours, model),
+            Contender("no communication", bare),
+        ]
+        if comm.size == 1:
+            return rows(comm, work, contenders, rounds), model.stats()
+        with process_groups(comm) as (over_mpidist, over_gloo):
+            unused = {"find_unused_parameters": True} if name == "moe" else {}
+            for backend, group, views in (
+                ("mpidist", over_mpidist, True),
+                ("gloo", over_gloo, True),
+                ("gloo", over_gloo, False),
+            ):
+                theirs = step(  # not its model: process_groups frees that
+                    partial(
+                        torch.nn.parallel.DistributedDataParallel,
+                        process_group=group,
+                        gradient_as_bucket_view=views,
+                        **unused,
+                    )
+                )[0]
+                label = f"torch DDP over {backend}" + ", views" * views
+                contenders.append(Contender(label, theirs))
+            found = rows(comm, work, contenders, rounds)
+            del theirs, contenders
+    return found, model.stats()
+
+
+def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
+    """Return a function that runs a training step of a compute-bound MLP, and the MLP's DDP.
+
+    It is for ``mpidist bench ddp --overlap``.
+    """
+    net = mlp(BUSY_WIDTH)
+    model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
+    step = stepper(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)
+    return step, model
+
+
+# -- what `mpidist bench ddp` measures -------------------------------------------------------------
+
+
 def ranks_have(comm: Communicator, *modules: str) -> bool:
     """Return on every rank whether rank 0 can import all `modules`; collective."""
     found = comm.rank == 0 and all(importlib.util.find_spec(name) for name in modules)
@@ -165,10 +330,8 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch)
     if has_torch:
-        from .training_torch import training, width_for
-
         for count in millions:
-            _add(results, *training(comm, iterations, width_for(count)))
+            _add(results, *mlp_steps(comm, iterations, width_for(count)))
     if comm.size > 1:
         results.rows += communication(comm, iterations)
     return results
@@ -184,13 +347,11 @@ def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) ->
     iterations : int
         Timed steps of each kind.
     names : sequence of str
-        Models, of :data:`mpidist.bench.models_torch.MODELS`.
+        Models, of :data:`mpidist.bench.models.MODELS`.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch)
     if has_torch:
-        from .training_torch import model_steps
-
         for name in names:
             _add(results, *model_steps(comm, iterations, name))
     return results
@@ -206,7 +367,7 @@ def measure_overlap(comm: Communicator, iterations: int) -> Results:
     results = _results(comm, has_torch)
     results.rows += overlaps(comm, iterations, "backward that waits on a timer", waiting)
     if has_torch:
-        from .training_torch import busy, threads
+        from .torch import threads
 
         with threads(comm):
             results.rows += overlaps(comm, iterations, "backward that computes", busy)

@@ -47,8 +47,7 @@ def info_command(links: bool, as_json: bool) -> None:
     """
     import mpidist
 
-    from ..bench.machine import Watch
-    from ..bench.results import cores_here, knobs, versions
+    from ..bench.machine import Watch, cores_here, knobs, versions
     from ..device.find import list_gpus, why_no_device
     from ..gpu.executors import table, this_rank
     from ..shared_memory import compiled

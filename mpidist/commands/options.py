@@ -415,7 +415,7 @@ class ReportFile(OutputFile):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; raise Unsupported if a package is not installed."""
-        from ..bench.plots import check_packages
+        from ..bench.report import check_packages
 
         check_packages(param.opts[0] if param is not None else self.name, *self.packages)
         return super().convert(value, param, ctx)
@@ -432,7 +432,7 @@ class PlotFile(ReportFile):
 
     def parse(self, text: str) -> str:
         """Return the path; raise InvalidArgument for another extension."""
-        from ..bench.plots import endings
+        from ..bench.report import endings
 
         path, known = super().parse(text), self.endings or endings()
         if Path(path).suffix.removeprefix(".").lower() not in known:

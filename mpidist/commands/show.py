@@ -265,7 +265,7 @@ def _show_schedule(drawn: Picture, svg: str | None, png: str | None) -> None:
     if svg is not None:
         Path(svg).write_text(drawn.svg(), encoding="utf-8")
     if png is not None:
-        from ..bench.plots import save_pipeline
+        from ..bench.report import save_pipeline
 
         save_pipeline(drawn.sheet(), png)
     for path in (svg, png):

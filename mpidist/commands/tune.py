@@ -126,7 +126,7 @@ def tune_command(
 
 def _refusal(machine: Watch, outcome: str) -> InvalidArgument:
     """Return the error that refuses the table of a busy machine, with exit code 2."""
-    from ..bench.results import BUSY, WATCHED, load_text
+    from ..bench.machine import BUSY, WATCHED, load_text
 
     return InvalidArgument(
         f"tune: {'; '.join(load_text(*node) for node in machine.busy)} (in {WATCHED:g} s while the "
@@ -162,7 +162,7 @@ def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
 def _tune(
     comm: Communicator, settings: TuningSettings, output: str, machine: Watch, force: bool
 ) -> int:
-    from ..bench.results import make_header
+    from ..bench.machine import make_header
     from ..bench.tuner import Stop, count_cells, existing_table, tune
 
     old = existing_table(comm, output)
@@ -214,8 +214,9 @@ def _tune(
 def _verify(
     comm: Communicator, settings: TuningSettings, table: str, machine: Watch, json_file: str | None
 ) -> int:
+    from ..bench.machine import make_header
     from ..bench.regret import between, summarise, summary_table, verify
-    from ..bench.results import Results, make_header
+    from ..bench.results import Results
     from ..bench.tuner import Stop, count_cells
 
     settings = dataclasses.replace(settings, sizes=between(settings.sizes))

@@ -34,16 +34,16 @@ def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_steps(comm, monkeypatch):
-    from mpidist.bench import pipelines_torch, race
+    from mpidist.bench import pipelines, race
 
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
     monkeypatch.setattr(race, "WARM", 1)
-    monkeypatch.setattr(pipelines_torch, "SIZES", ((8, 2),))
+    monkeypatch.setattr(pipelines, "SIZES", ((8, 2),))
     best = 2.0
     for _ in range(8 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually
-        rows = pipelines_torch.steps(comm, 6 if comm.size == 2 else 2)
-        assert [row.candidate for row in rows] == [pipelines_torch.OURS, THEIRS]
+        rows = pipelines.torch_steps(comm, 6 if comm.size == 2 else 2)
+        assert [row.candidate for row in rows] == [pipelines.OURS, THEIRS]
         assert all(row.time_us > 0 for row in rows) and rows[0].ratio == 1
         best = min(best, rows[1].ratio)
         if best <= 1:

@@ -10,10 +10,15 @@ from rich.console import Console
 from mpidist import run_simulated
 from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.compare import compare
-from mpidist.bench.memory import array_bytes, describe_stream, last_level_cache, measure_stream
-from mpidist.bench.plots import draw, draw_comparison, draw_scaling
-from mpidist.bench.report import bench_page
-from mpidist.bench.results import bound_percent, bound_us, knobs, tables
+from mpidist.bench.machine import (
+    array_bytes,
+    describe_stream,
+    knobs,
+    last_level_cache,
+    measure_stream,
+)
+from mpidist.bench.report import bench_page, draw, draw_comparison, draw_scaling
+from mpidist.bench.results import bound_percent, bound_us, tables
 from mpidist.cli import main
 from mpidist.commands.bench.collectives import print_results
 from mpidist.errors import InvalidArgument, Unsupported

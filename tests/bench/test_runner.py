@@ -11,8 +11,7 @@ from mpidist.bench import Refusal, Results, Row, Settings, Workload, measure, ru
 from mpidist.bench.candidates import Candidate, candidates
 from mpidist.bench.cases import Case, number_dtype, rounded_total
 from mpidist.bench.overhead import engine_overhead
-from mpidist.bench.plots import as_svg, draw
-from mpidist.bench.report import bench_page
+from mpidist.bench.report import as_svg, bench_page, draw
 from mpidist.bench.runner import Entrant, Series
 from mpidist.communicator.layers import calibrate
 from mpidist.engine.calibration import measure_links

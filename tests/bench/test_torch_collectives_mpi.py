@@ -6,16 +6,16 @@ from mpidist.errors import InvalidArgument
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 if torch is not None:
-    from mpidist.bench import torch_collectives
+    from mpidist.bench import torch as torch_bench
     from mpidist.bench.cases import BARE
-    from mpidist.bench.torch_collectives import GLOO, OURS, WAYS, measure_torch
+    from mpidist.bench.torch import GLOO, OURS, WAYS, measure_torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast"])
 def test_rows(comm, name, monkeypatch):
-    monkeypatch.setattr(torch_collectives, "MOST_QUEUED", 3)
+    monkeypatch.setattr(torch_bench, "MOST_QUEUED", 3)
     results = measure_torch(comm, [name], [64], 1, WAYS[1:])
     ways = [f"{who}, {way}" for way in WAYS[1:] for who in (GLOO, OURS)]
     assert [row.candidate for row in results.rows][:-1] == [BARE, GLOO, OURS, *ways]

@@ -54,28 +54,28 @@ def test_what_was_hidden(comm, monkeypatch):
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_training(comm):
-    from mpidist.bench.training_torch import training
+    from mpidist.bench.training import mlp_steps
 
     names = [OURS, "no communication"]
     if comm.size > 1:
         names += ["one allreduce per parameter", "torch DDP over gloo"]
-    rows, stats = training(comm, rounds=2, width=16)
+    rows, stats = mlp_steps(comm, rounds=2, width=16)
     check(comm, rows, names)
     assert f"overlap '{stats.overlap}'" in describe(stats) and " ms, hidden " in describe(stats)
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_models(comm, monkeypatch):
-    from mpidist.bench import models_torch
-    from mpidist.bench.training_torch import model_steps
+    from mpidist.bench import models
+    from mpidist.bench.training import model_steps
     from mpidist.commands.bench.ddp import MODELS
 
-    assert tuple(models_torch.MODELS) == MODELS
+    assert tuple(models.MODELS) == MODELS
     small = {
-        "gpt2": lambda: (models_torch.Language(True, 20, 64, 1), language),
-        "bert": lambda: (models_torch.Language(False, 20, 64, 1), classifier),
-        "lstm": lambda: (models_torch.Recurrent(20, 8), language),
-        "moe": lambda: (models_torch.Experts(4, 8, 4), experts),
+        "gpt2": lambda: (models.Language(True, 20, 64, 1), language),
+        "bert": lambda: (models.Language(False, 20, 64, 1), classifier),
+        "lstm": lambda: (models.Recurrent(20, 8), language),
+        "moe": lambda: (models.Experts(4, 8, 4), experts),
     }
     words = torch.arange(6).reshape(2, 3) + comm.rank
 
@@ -93,18 +93,18 @@ def test_models(comm, monkeypatch):
         names += ["torch DDP over mpidist, views"]
         names += ["torch DDP over gloo, views", "torch DDP over gloo"]
     for name, make in small.items():
-        monkeypatch.setitem(models_torch.MODELS, name, make)
+        monkeypatch.setitem(models.MODELS, name, make)
         rows, stats = model_steps(comm, 2, name)
         check(comm, rows, names)
         assert rows[0].work.startswith(f"step, {name} of ") and stats.steps >= 5
-    net, loss = models_torch.resnet18()
+    net, loss = models.resnet18()
     assert sum(p.numel() for p in net.parameters()) == 11_173_962 and loss(net).isfinite()
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_steps_over_torch_distributed(comm, monkeypatch):
-    from mpidist.bench import torch_steps
-    from mpidist.bench.torch_steps import STEPS, Scale, measure_torch_steps
+    from mpidist.bench import torch as torch_bench
+    from mpidist.bench.torch import STEPS, Scale, measure_torch_steps
     from mpidist.commands.bench.torch import STEPS as NAMES
 
     assert tuple(STEPS) == NAMES
@@ -126,7 +126,7 @@ def test_steps_over_torch_distributed(comm, monkeypatch):
     calls = {event.key: event.count for event in profile.key_averages()}
     assert calls["mpidist:all_reduce"] == calls["gloo:all_reduce"] > 0, "each over its own group"
     # Gradients that are not averaged: each rank trains on its own batch.
-    model = torch_steps.Fsdp2.model
-    monkeypatch.setattr(torch_steps.Fsdp2, "model", lambda self, mesh: model(self, None))
+    model = torch_bench.Fsdp2.model
+    monkeypatch.setattr(torch_bench.Fsdp2, "model", lambda self, mesh: model(self, None))
     wrong = measure_torch_steps(comm, ["fsdp2"], [small], 1)
     assert [row.correct for row in wrong.rows] == [False, False, None]

@@ -23,7 +23,7 @@ if torch is not None:
     from torch import nn
 
     import mpidist.torch
-    from mpidist.bench import models_torch as ours
+    from mpidist.bench import models as ours
 
 STEPS, EACH, WORDS, LENGTH = 3, 2, 32, 6
 RANKS = 4  # on which models of transformers are trained: its import takes seconds

@@ -216,7 +216,7 @@ def report_results(
         elif name:
             Path(name).write_text(text(), encoding="utf-8")
     if plot:
-        from ...bench.plots import draw, save
+        from ...bench.report import draw, save
 
         save(draw(results), plot)
     if report:
@@ -230,8 +230,7 @@ def watched(comm: Communicator) -> Watch:
 
     Busy is a node where other processes use over 15 % of the cores.
     """
-    from ...bench.machine import Watch
-    from ...bench.results import busy_text
+    from ...bench.machine import Watch, busy_text
 
     machine = Watch(comm).begin()
     for node in machine.busy:

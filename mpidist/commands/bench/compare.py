@@ -50,7 +50,7 @@ def compare_command(
             "second is faster\n"
         )
     if plot:
-        from ...bench.plots import draw_comparison, save
+        from ...bench.report import draw_comparison, save
 
         save(draw_comparison(comparisons), plot)
     if report:

@@ -8,7 +8,7 @@ from ..console import examples, progress_bar
 from ..options import Count, Millions, check_not_given
 from .collectives import files_options, report_results, watched
 
-MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models_torch, not imported here
+MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
 
 
 @click.command(

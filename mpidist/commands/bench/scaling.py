@@ -46,7 +46,7 @@ def scaling_command(
     import mpidist
 
     from ...bench import Settings
-    from ...bench.plots import draw_scaling, save
+    from ...bench.report import draw_scaling, save
     from ...bench.runner import measure_scaling, scaling_steps
 
     settings["algorithms"] = settings["algorithms"] or ("auto",)

@@ -8,7 +8,7 @@ from ..console import examples, progress_bar
 from ..options import ByteSizes, Count, check_not_given
 from .collectives import files_options, report_results, watched
 
-STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch_steps, not imported here
+STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
 
 
 @click.command(
@@ -114,8 +114,7 @@ def torch_command(
     comm = mpidist.init()
     if not ranks_have(comm, "torch", "torch.distributed"):
         raise Unsupported(NO_TORCH)
-    from ...bench.torch_collectives import measure_torch
-    from ...bench.torch_steps import Scale, measure_torch_steps
+    from ...bench.torch import Scale, measure_torch, measure_torch_steps
 
     machine = watched(comm)
     if steps:
