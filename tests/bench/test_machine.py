@@ -1,10 +1,17 @@
-"""What a measurement says about its machine, with made-up round trips of a cache line."""
+"""The machine: made-up round trips of a cache line, its memory, its variables."""
 
 import pytest
 
 from mpidist import run_simulated
 from mpidist.bench import Results, Settings, machine, measure
-from mpidist.bench.machine import Watch
+from mpidist.bench.machine import (
+    Watch,
+    array_bytes,
+    describe_stream,
+    knobs,
+    last_level_cache,
+    measure_stream,
+)
 from mpidist.bench.results import CHANGED_NOTE, tables
 from mpidist.bench.runner import run_benchmark
 
@@ -85,3 +92,41 @@ def test_unknown_round_trips_are_not_told():
     """Threads of one process have no shared memory of ranks."""
     results = run_simulated(2, lambda comm: measure(comm, ["allreduce"], QUICK))[0]
     assert all("line_ns" not in row.figures for row in results.rows)
+
+
+def test_array_bytes_are_beyond_the_cache():
+    assert array_bytes(2, 260 << 20, 100 << 30) == 520 << 20
+    assert array_bytes(4, 260 << 20, 100 << 30) == 260 << 20
+    assert array_bytes(2, 260 << 20, 1 << 30) == 64 << 20  # a quarter of it, in four arrays
+    assert array_bytes(1, 0, 0) == 16 << 20
+
+
+def test_last_level_cache(tmp_path):
+    for index, content in enumerate(
+        [("1", "Data", "48K"), ("1", "Instruction", "64K"), ("3", "Unified", "266240K")]
+    ):
+        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, text in zip(("level", "type", "size"), content):
+            (folder / name).write_text(text + "\n")
+    (tmp_path / "cpu1" / "cache" / "index0").mkdir(parents=True)  # tells nothing
+    assert last_level_cache(str(tmp_path)) == 266240 << 10
+    assert last_level_cache(str(tmp_path / "nothing")) == 0
+
+
+def test_measure_stream_all_ranks_alike():
+    found = run_simulated(2, lambda comm: measure_stream(comm, 1 << 20))
+    assert found[0] == found[1] and found[0].gbs > 0 and found[0].array_bytes == 1 << 20
+    text = describe_stream({"ranks": 2, "stream": found[0].as_header()})
+    assert "GB/s" in text and "all 2 ranks" in text
+    assert describe_stream({}) == ""
+
+
+def test_knobs_are_what_the_user_sets():
+    job = {"MPIDIST_RUN_NOTES": "a1", "MPIDIST_RUN_SECRET": "b2", "MPIDIST_TERMINAL": "80"}
+    assert knobs({**job, "MPIDIST_GPU": "nccl", "HOME": "/"}) == {"MPIDIST_GPU": "nccl"}
+    # Intel's launcher sets 30 of these in each rank; the last two are a user's.
+    names = [*("I_MPI_INFO_CPU_0", "I_MPI_PIN_INFO", "I_MPI_PIN_MAPPING", "I_MPI_HYDRA_UUID")]
+    names += ["I_MPI_INTERNAL_MEM_POLICY", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"]
+    user = {"I_MPI_FABRICS": "shm", "I_MPI_PIN_DOMAIN": "core"}
+    assert knobs({**dict.fromkeys(names, "1"), **user}) == user

@@ -1,4 +1,4 @@
-"""The tuner without MPI: regret, who drops out, what is settled on, and runs on threads."""
+"""The tuner without MPI: who drops out, what is settled on, and runs on threads."""
 
 import json
 import signal
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mpidist import CollectiveConfig, run_simulated
-from mpidist.bench import Row, machine, tuner
+from mpidist.bench import machine, tuner
 from mpidist.bench.candidates import memories
 from mpidist.bench.cases import Workload
-from mpidist.bench.regret import between, score, summarise, verify
+from mpidist.bench.regret import between, verify
 from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune, uncertainty
 from mpidist.commands.options import Duration
 from mpidist.measure import low
@@ -20,29 +20,6 @@ from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import TuningTable
 
 WAYS = ("binomial", "linear", "tree:2", "tree:4")
-
-
-def test_regret_is_scored_on_the_other_half():
-    """a is the best on even iterations by luck alone; b on the odd ones."""
-    times = {"a": [1.0, 2.0] * 3, "b": [2.0, 1.0] * 3, "c": [1.2] * 6}
-    regret, raw, floor, best = score(times, "c")
-    # The oracle takes a from the even half, which takes 2 on the odd one: c is ahead of it.
-    assert regret == 0.0 and best == "c" and raw == 0.0
-    assert floor == pytest.approx(1.0), "the oracle loses a factor of 2 on the other half"
-    regret, raw, floor, best = score({"a": [1.0] * 4, "b": [1.5] * 4}, "b")
-    assert (regret, raw, floor, best) == (pytest.approx(0.5), pytest.approx(0.5), 0.0, "a")
-
-
-def test_summarise():
-    def cell(collective, regret):
-        figures = {"best": "b", "regret": regret, "raw": regret, "floor": 0.1, "auto": 1.0}
-        return Row(collective, "a", 2, 1.0, bytes=8, figures=figures)
-
-    cells = [cell("allreduce", r / 100) for r in range(101)] + [cell("reduce", 0.0)]
-    first, second, total = summarise(cells)
-    assert first.mean == pytest.approx(0.5) and first.p95 == pytest.approx(0.95)
-    assert (second.cells, total.cells, total.collective) == (1, 102, "all")
-    assert summarise([]) == []
 
 
 def test_candidates_between_nodes():
@@ -281,11 +258,6 @@ def test_noise_changes_nothing():
     assert settle(times(1.0, 20), "native", "native") == "native"
     assert settle(times(1.0, 2), "native", "native") == "native"
     assert settle(times(1.0, 200), "native", "native") == "ring"
-
-
-def test_sizes_between():
-    assert between([8, 32, 128]) == [8, 16, 32, 64, 128]
-    assert between([8]) == [8]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
