@@ -14,13 +14,12 @@ from .bench.collectives import on_step, print_results, watched
 from .console import examples, make_console, progress_bar
 from .options import (
     CALLED,
-    AlgorithmName,
-    AlgorithmNames,
-    Bytes,
+    OUTPUT,
+    PAGE,
     Count,
-    OutputFile,
-    ReportFile,
     Seconds,
+    algorithm_names,
+    byte_count,
     load_option,
 )
 
@@ -51,18 +50,20 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--algorithm",
-    type=AlgorithmName(["allreduce"], *reserved()),
+    type=algorithm_names(["allreduce"], *reserved(), one=True),
     default="auto",
     show_default=True,
     help="Algorithm of the training's allreduce.",
 )
 @click.option(
     "--algorithms",
-    type=AlgorithmNames(["allreduce"], *CALLED),
+    type=algorithm_names(["allreduce"], *CALLED),
     help="Algorithms to compare; by default all.",
 )
 @click.option(
-    "--bytes-limit", type=Bytes(least=4), help="Compare on at most this many bytes of gradients."
+    "--bytes-limit",
+    type=byte_count(least=4),
+    help="Compare on at most this many bytes of gradients.",
 )
 @click.option(
     "--budget",
@@ -71,10 +72,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds for the comparison.",
 )
-@click.option("--report", type=ReportFile(), metavar="FILE", help="Write an HTML page, with plots.")
-@click.option(
-    "--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the results as JSON."
-)
+@click.option("--report", type=PAGE, metavar="FILE", help="Write an HTML page, with plots.")
+@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the results as JSON.")
 @load_option
 def demo_command(
     epochs: int,

@@ -11,7 +11,7 @@ import click
 from ..measure import counted, format_size, significant
 from ..tables import Column
 from .console import examples, make_console, make_table, show
-from .options import Bytes, CollectiveName, load_option
+from .options import byte_count, collective_name, load_option
 
 if TYPE_CHECKING:
     from ..selection.choose import Candidate
@@ -29,9 +29,9 @@ _SIZE = 1 << 20  # bytes, by default
         "mpidist run -n 4 -- mpidist explain allreduce --memory symmetric --tuning tuning.json",
     ),
 )
-@click.argument("collective", type=CollectiveName())
-@click.argument("size", required=False, type=Bytes())
-@click.option("--bytes", "nbytes", type=Bytes(), help="The SIZE, as an option.")
+@click.argument("collective", type=collective_name())
+@click.argument("size", required=False, type=byte_count())
+@click.option("--bytes", "nbytes", type=byte_count(), help="The SIZE, as an option.")
 @click.option(
     "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
 )

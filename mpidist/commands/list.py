@@ -11,7 +11,7 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import algorithms, describe
 from ..tables import Column
 from .console import examples, make_console, make_table, show
-from .options import CollectiveName, load_option
+from .options import collective_name, load_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ _LEGEND = (
         "mpidist list --import my_algorithms.py",
     ),
 )
-@click.argument("collective", required=False, type=CollectiveName(PIPELINE))
+@click.argument("collective", required=False, type=collective_name(PIPELINE))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def list_command(collective: str | None, as_json: bool) -> None:

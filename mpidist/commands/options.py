@@ -1,4 +1,4 @@
-"""Option types: each parses one kind of value; its errors name the expected form."""
+"""Option types: one for all, over functions that parse a text and name the expected form."""
 
 from __future__ import annotations
 
@@ -65,116 +65,49 @@ def complete_file(incomplete: str) -> list[CompletionItem]:
 
 
 class Parsed(click.ParamType):
-    """Base class of option types: an InvalidArgument of :meth:`parse` becomes a usage error."""
+    """Option type of a parse function, whose InvalidArgument becomes a usage error.
+
+    Parameters
+    ----------
+    name : str
+        Kind of the values, for the help.
+    parse : callable
+        Returns the value of a text; its InvalidArgument names the expected form.
+    known : callable, optional
+        Returns the names that a shell offers as completions; without it, files.
+    packages : tuple of str
+        Packages that the option needs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], Any],
+        known: Callable[[], Iterable[str]] | None = tuple,
+        packages: tuple[str, ...] = (),
+    ):
+        self.name, self.parse, self.known, self.packages = name, parse, known, packages
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the parsed value; a usage error names option, value and expected form."""
+        """Return the parsed value; raise Unsupported if a package is not installed."""
         if not isinstance(value, str):
             return value
+        if self.packages:
+            from ..bench.report import check_packages
+
+            check_packages(param.opts[0] if param is not None else self.name, *self.packages)
         try:
             return self.parse(value)
         except InvalidArgument as error:
             self.fail(str(error), param, ctx)
 
-    def known(self) -> Iterable[str]:
-        """Return the names that a shell offers as completions of this option; here none."""
-        return ()
-
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the completions, among `known`, of the last name in a list with commas."""
+        if self.known is None:
+            return complete_file(incomplete)
         return complete(self.known(), incomplete)
-
-    def parse(self, text: str) -> Any:
-        """Parse the text of an option; raise InvalidArgument if it is not valid."""
-        raise NotImplementedError
-
-
-class Bytes(Parsed):
-    """Option type: a number of bytes, at least `least`: ``8``, ``64K``, ``1.5MiB``."""
-
-    name = "bytes"
-
-    def __init__(self, least: int = 0):
-        self.least = least
-
-    def parse(self, text: str) -> int:
-        """Return the number of bytes; raise InvalidArgument for another form, or below `least`."""
-        nbytes = parse_size(text)
-        if nbytes < self.least:
-            raise InvalidArgument(f"{text!r}: expected at least {self.least} bytes")
-        return nbytes
-
-
-class ByteSizes(Parsed):
-    """Option type: several numbers of bytes: ``8,64K,1M``; ``8-64M`` is 8, 32, 128, … 64M."""
-
-    name = "sizes"
-
-    def parse(self, text: str) -> list[int]:
-        """Return the numbers of bytes; raise InvalidArgument for another form."""
-        return parse_sizes(text)
-
-
-class Duration(Parsed):
-    """Option type: a time above 0, such as ``60`` (seconds), ``60s``, ``2m`` or ``1.5h``."""
-
-    name = "duration"
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-    def parse(self, text: str) -> float:
-        """Return the seconds; raise InvalidArgument for another form."""
-        unit = text[-1:] if text[-1:] in self.units else "s"
-        number = text.removesuffix(unit)
-        if not number.replace(".", "", 1).isdecimal() or float(number) == 0:
-            raise InvalidArgument(
-                f"invalid duration {text!r}: expected a positive number with s, m or h, such as "
-                "60s or 2m"
-            )
-        return float(number) * self.units[unit]
-
-
-class IntegerRanges(Parsed):
-    """Option type: whole numbers >= `least`, such as ``5``, ``2,3,7`` or ``1-33``."""
-
-    name = "numbers"
-
-    def __init__(self, least: int):
-        self.least = least
-
-    def parse(self, text: str) -> list[int]:
-        """Return the numbers in the order given; raise InvalidArgument for another form."""
-        numbers: list[int] = []
-        for part in text.split(","):
-            first, dash, last = part.strip().partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()):
-                raise InvalidArgument(
-                    f"{text!r}: expected whole numbers and ranges of them, such as 5, 2,3,7 or 1-33"
-                )
-            numbers += range(int(first), int(last or first) + 1)
-            if dash and int(first) > int(last):
-                raise InvalidArgument(f"{part!r} is empty: expected FROM-TO with FROM <= TO")
-        if min(numbers) < self.least:
-            raise InvalidArgument(
-                f"{min(numbers)} is too small: expected whole numbers >= {self.least}"
-            )
-        return numbers
-
-
-class Names(Parsed):
-    """Option type: names with commas between them."""
-
-    name = "names"
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names between the commas; raise InvalidArgument if one is empty."""
-        names = tuple(part.strip() for part in text.split(","))
-        if not all(names):
-            raise InvalidArgument(
-                f"{text!r} has an empty name: expected names with commas between them"
-            )
-        return names
 
 
 @contextmanager
@@ -186,44 +119,153 @@ def naming(parameter: str) -> Iterator[None]:
         raise click.BadParameter(str(error), param_hint=f"'{parameter}'") from None
 
 
-class CollectiveName(Parsed):
-    """Option type: the name of a collective, or one of `more`; errors list similar names."""
+# -- numbers --------------------------------------------------------------------------------------
 
-    name = "collective"
 
-    def __init__(self, *more: str):
-        self.more = more  # names that stand beside those of the collectives
+def byte_count(least: int = 0) -> Parsed:
+    """Return the type of a number of bytes, at least `least`: ``8``, ``64K``, ``1.5MiB``."""
 
-    def known(self) -> Iterable[str]:
-        """Return the names of all collectives, and `more`."""
-        return (*COLLECTIVES, *self.more)
+    def parse(text: str) -> int:
+        nbytes = parse_size(text)
+        if nbytes < least:
+            raise InvalidArgument(f"{text!r}: expected at least {least} bytes")
+        return nbytes
 
-    def parse(self, text: str) -> str:
-        """Return the name; raise UnknownName if it is neither a collective nor one of `more`."""
-        if text not in self.known():
-            raise UnknownName("collective", text, self.known())
+    return Parsed("bytes", parse)
+
+
+SIZES = Parsed("sizes", parse_sizes)
+"""Type of several numbers of bytes: ``8,64K,1M``; ``8-64M`` is 8, 32, 128, … 64M."""
+
+
+def _duration(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    unit = text[-1:] if text[-1:] in units else "s"
+    number = text.removesuffix(unit)
+    if not number.replace(".", "", 1).isdecimal() or float(number) == 0:
+        raise InvalidArgument(
+            f"invalid duration {text!r}: expected a positive number with s, m or h, such as "
+            "60s or 2m"
+        )
+    return float(number) * units[unit]
+
+
+DURATION = Parsed("duration", _duration)
+"""Type of a time above 0, such as ``60`` (seconds), ``60s``, ``2m`` or ``1.5h``; in seconds."""
+
+
+def integer_ranges(least: int) -> Parsed:
+    """Return the type of whole numbers >= `least`, such as ``5``, ``2,3,7`` or ``1-33``."""
+
+    def parse(text: str) -> list[int]:
+        numbers: list[int] = []
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise InvalidArgument(
+                    f"{text!r}: expected whole numbers and ranges of them, such as 5, 2,3,7 or 1-33"
+                )
+            numbers += range(int(first), int(last or first) + 1)
+            if dash and int(first) > int(last):
+                raise InvalidArgument(f"{part!r} is empty: expected FROM-TO with FROM <= TO")
+        if min(numbers) < least:
+            raise InvalidArgument(f"{min(numbers)} is too small: expected whole numbers >= {least}")
+        return numbers
+
+    return Parsed("numbers", parse)
+
+
+def _floats(text: str) -> list[float]:
+    """Return the numbers between the commas; none if one is no number."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return []
+
+
+def _millions(text: str) -> list[float]:
+    sizes = _floats(text)
+    if not sizes or not all(0 < size < 1e6 for size in sizes):
+        raise InvalidArgument(f"{text!r}: expected positive numbers, in millions: 4,17,50")
+    return sizes
+
+
+MILLIONS = Parsed("millions", _millions)
+"""Type of numbers of parameters in millions, such as ``4,17,50``."""
+
+
+def _costs(text: str) -> Costs:
+    from ..pipeline.schedules.simulate import Costs
+
+    times = [_floats(part.replace(":", ",")) for part in text.split(",")]
+    if not all(times) or len(times) not in (3, 4) or any(len(part) > 1 for part in times[3:]):
+        raise InvalidArgument(
+            f"{text!r}: expected three numbers, or four with the time of a message; each of "
+            "the first three may be one for each virtual stage, such as 1:2:1"
+        )
+    return Costs(*(part[0] if len(part) == 1 else part for part in times))  # type: ignore[arg-type]
+
+
+COSTS = Parsed("F,I,W[,message]", _costs)
+"""Type of the times of F, I, W and optionally a message, such as ``1,1,1``.
+
+F is forward, I the gradient of the input, W the gradient of the weights.  Each of them can have one
+time per virtual stage, with colons: ``1:2:1,1,1,0.1``.
+"""
+
+
+def _dtype(text: str) -> np.dtype:
+    from ..bench.cases import number_dtype
+
+    return number_dtype(text)
+
+
+DTYPE = Parsed("dtype", _dtype)
+"""Type of the name of a dtype of numpy or ml_dtypes, of numbers or bool."""
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise InvalidArgument(
+            f"{text!r} has an empty name: expected names with commas between them"
+        )
+    return names
+
+
+def collective_name(*more: str) -> Parsed:
+    """Return the type of the name of a collective, or one of `more`."""
+    known = (*COLLECTIVES, *more)
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise UnknownName("collective", text, known)
         return text
 
-
-class CollectiveNames(Names):
-    """Option type: names of collectives with commas between them."""
-
-    name = "collectives"
-
-    def known(self) -> Iterable[str]:
-        """Return the names of collectives."""
-        return COLLECTIVES
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names; raise UnknownName for one that is no collective."""
-        names = super().parse(text)
-        for name in names:
-            algorithms(name)
-        return names
+    return Parsed("collective", parse, lambda: known)
 
 
-class AlgorithmNames(Names):
-    """Option type: names of algorithms with commas between them; errors list similar names.
+def _collective_names(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        algorithms(name)
+    return names
+
+
+COLLECTIVE_NAMES = Parsed("collectives", _collective_names, lambda: COLLECTIVES)
+"""Type of names of collectives, with commas between them."""
+
+
+def algorithm_names(
+    collectives: Iterable[str] = COLLECTIVES,
+    *more: str,
+    one_sided: bool = False,
+    one: bool = False,
+) -> Parsed:
+    """Return the type of names of algorithms, with commas between them.
 
     Parameters
     ----------
@@ -233,211 +275,114 @@ class AlgorithmNames(Names):
         Further names that are allowed.
     one_sided : bool
         Whether to list algorithms in shared memory too, which "auto" never chooses.
+    one : bool
+        Whether it is one name, without commas.
     """
 
-    def __init__(
-        self, collectives: Iterable[str] = COLLECTIVES, *more: str, one_sided: bool = False
-    ):
-        self.collectives, self.more, self.one_sided = tuple(collectives), more, one_sided
+    def known() -> tuple[str, ...]:
+        return (*more, *names_of_algorithms(collectives, one_sided))
 
-    def _names(self) -> list[str]:
-        return [a.name for c in self.collectives for a in algorithms(c, one_sided=self.one_sided)]
-
-    def known(self) -> Iterable[str]:
-        """Return `more`, and the names of all algorithms of the `collectives`."""
-        return (*self.more, *self._names())
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        """Return the names; raise InvalidArgument for one that is not allowed."""
-        names = super().parse(text)
+    def parse(text: str) -> tuple[str, ...] | str:
+        names = (text,) if one else _names(text)
         for name in names:
-            self.check(name)
-        return names
+            if name not in more:
+                check_algorithm(name, collectives, known())
+        return text if one else names
 
-    def check(self, name: str) -> None:
-        """Raise InvalidArgument unless `name` is an algorithm of `collectives`, or in `more`."""
-        if name in self.more:
+    return Parsed("name" if one else "names", parse, known)
+
+
+def names_of_algorithms(collectives: Iterable[str], one_sided: bool) -> list[str]:
+    """Return the names of the algorithms of the collectives, some more than once."""
+    return [a.name for each in collectives for a in algorithms(each, one_sided=one_sided)]
+
+
+def check_algorithm(name: str, collectives: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InvalidArgument unless one of the `collectives` has an algorithm of this name.
+
+    The error lists those of the names in `known` that are similar.
+    """
+    errors = []
+    for collective in collectives:
+        try:
+            find(collective, name)
             return
-        errors = []
-        for collective in self.collectives:
-            try:
-                find(collective, name)
-                return
-            except InvalidArgument as error:
-                errors.append(error)
-        unknown = all(isinstance(error, UnknownName) for error in errors)
-        if not unknown:  # such as a wrong arity
-            raise next(error for error in errors if not isinstance(error, UnknownName))
-        raise UnknownName("algorithm", name, dict.fromkeys([*self.more, *self._names()]))
+        except InvalidArgument as error:
+            errors.append(error)
+    for found in errors:
+        if not isinstance(found, UnknownName):  # such as a wrong arity
+            raise found
+    raise UnknownName("algorithm", name, dict.fromkeys(known))
 
 
-class AlgorithmName(AlgorithmNames):
-    """Option type: the name of one algorithm, without commas; errors list similar names."""
+def pipeline_schedule(text: str) -> PipelineSchedule | Callable:
+    """Return the pipeline schedule of a name, or the generator function of ``FILE.py:NAME``.
 
-    name = "name"
-
-    def parse(self, text: str) -> str:  # type: ignore[override]
-        """Return the name; raise InvalidArgument if it is not allowed."""
-        self.check(text)
-        return text
-
-
-class PipelineName(Parsed):
-    """Option type: a pipeline schedule by name, or a generator function ``FILE.py:NAME``.
-
-    ``MODULE:NAME`` is a function of a module.
+    ``MODULE:NAME`` is a function of a module.  Raise InvalidArgument if there is none.
     """
+    from ..pipeline.schedules.schedule import find_schedule
 
-    name = "schedule"
-
-    def parse(self, text: str) -> PipelineSchedule | Callable:
-        """Return the schedule or the generator function; raise InvalidArgument if there is none."""
-        from ..pipeline.schedules.schedule import find_schedule
-
-        module, colon, function = text.rpartition(":")
-        if not colon:
-            if text in COLLECTIVES:
-                raise InvalidArgument(f"{text} is a collective: expected an algorithm after it")
-            return find_schedule(text)
-        found = load_names(module, text).get(function)
-        if not callable(found):
-            raise InvalidArgument(f"{text}: {module} has no function {function}")
-        return found
+    module, colon, function = text.rpartition(":")
+    if not colon:
+        if text in COLLECTIVES:
+            raise InvalidArgument(f"{text} is a collective: expected an algorithm after it")
+        return find_schedule(text)
+    found = load_names(module, text).get(function)
+    if not callable(found):
+        raise InvalidArgument(f"{text}: {module} has no function {function}")
+    return found
 
 
-class PipelineNames(Names):
-    """Option type: pipeline schedules, with commas between them, each as of PipelineName.
+def known_schedules() -> list[str]:
+    """Return the names of the pipeline schedules."""
+    from ..pipeline.schedules.schedule import schedules
 
-    A command parses them itself, after the other options.
-    """
-
-    def known(self) -> Iterable[str]:
-        """Return the names of the pipeline schedules."""
-        from ..pipeline.schedules.schedule import schedules
-
-        return (schedule.name for schedule in schedules())
+    return [schedule.name for schedule in schedules()]
 
 
-class ActionCosts(Parsed):
-    """Option type: times of F, I, W and optionally a message, such as ``1,1,1``.
-
-    F is forward, I the gradient of the input, W the gradient of the weights.  Each of them can have
-    one time per virtual stage, with colons: ``1:2:1,1,1,0.1``.
-    """
-
-    name = "F,I,W[,message]"
-
-    def parse(self, text: str) -> Costs:
-        """Return the costs; raise InvalidArgument for another form."""
-        from ..pipeline.schedules.simulate import Costs
-
-        try:
-            times = [[float(t) for t in part.split(":")] for part in text.split(",")]
-        except ValueError:
-            times = []
-        if len(times) not in (3, 4) or any(len(part) > 1 for part in times[3:]):
-            raise InvalidArgument(
-                f"{text!r}: expected three numbers, or four with the time of a message; each of "
-                "the first three may be one for each virtual stage, such as 1:2:1"
-            )
-        return Costs(*(part[0] if len(part) == 1 else part for part in times))  # type: ignore[arg-type]
+PIPELINE_NAMES = Parsed("names", _names, known_schedules)
+"""Type of pipeline schedules with commas between them, as texts for :func:`pipeline_schedule`."""
 
 
-class Millions(Parsed):
-    """Option type: numbers of parameters in millions, such as ``4,17,50``."""
-
-    name = "millions"
-
-    def parse(self, text: str) -> list[float]:
-        """Return the numbers, in millions; raise InvalidArgument for another form."""
-        try:
-            sizes = [float(part) for part in text.split(",")]
-        except ValueError:
-            sizes = []
-        if not sizes or not all(0 < size < 1e6 for size in sizes):
-            raise InvalidArgument(f"{text!r}: expected positive numbers, in millions: 4,17,50")
-        return sizes
-
-
-class DtypeName(Parsed):
-    """Option type: the name of a dtype of numpy or ml_dtypes, of numbers or bool."""
-
-    name = "dtype"
-
-    def parse(self, text: str) -> np.dtype:
-        """Return the dtype of this name; raise InvalidArgument for another name."""
-        from ..bench.cases import number_dtype
-
-        return number_dtype(text)
-
+# -- files to write, of which unwritable ones are refused before the work begins -------------------
 
 STDOUT = "-"
 
 
-class OutputFile(Parsed):
-    """Option type: a file to write; an unwritable one is refused before the work begins.
-
-    Parameters
-    ----------
-    stdout : bool
-        Whether ``-`` is allowed, for standard output.
-    """
-
-    name = "file"
-
-    def __init__(self, stdout: bool = False):
-        self.stdout = stdout
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the request that the shell completes the name of a file."""
-        return complete_file(incomplete)
-
-    def parse(self, text: str) -> str:
-        """Return the path, or ``-``; raise InvalidArgument if it cannot be written."""
-        if text == STDOUT and not self.stdout:
-            raise InvalidArgument(f"{STDOUT}: expected the name of a file, not standard output")
-        if text == STDOUT:
-            return text
-        folder = Path(text).absolute().parent
-        if Path(text).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise InvalidArgument(
-                f"{text} cannot be written: expected a file in an existing folder with write access"
-            )
-        return text
+def _writable(text: str) -> str:
+    if text == STDOUT:
+        raise InvalidArgument(f"{STDOUT}: expected the name of a file, not standard output")
+    folder = Path(text).absolute().parent
+    if Path(text).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidArgument(
+            f"{text} cannot be written: expected a file in an existing folder with write access"
+        )
+    return text
 
 
-class ReportFile(OutputFile):
-    """Option type: a page or picture to write; refused if a package that draws it is missing."""
-
-    packages: tuple[str, ...] = ("matplotlib", "jinja2")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; raise Unsupported if a package is not installed."""
-        from ..bench.report import check_packages
-
-        check_packages(param.opts[0] if param is not None else self.name, *self.packages)
-        return super().convert(value, param, ctx)
+OUTPUT = Parsed("file", _writable, known=None)
+"""Type of a file."""
+OUTPUT_OR_STDOUT = Parsed("file", lambda text: text if text == STDOUT else _writable(text), None)
+"""Type of a file, or ``-`` for standard output."""
+PAGE = Parsed("file", _writable, None, ("matplotlib", "jinja2"))
+"""Type of an HTML page with plots."""
 
 
-class PlotFile(ReportFile):
-    """Option type: a picture file with one of the extensions `endings`, by default matplotlib's."""
+def picture(*endings: str) -> Parsed:
+    """Return the type of a picture file with one of the extensions, by default matplotlib's."""
 
-    packages = ("matplotlib",)
+    def parse(text: str) -> str:
+        from ..bench import report
 
-    def __init__(self, *endings: str):
-        super().__init__()
-        self.endings = endings
-
-    def parse(self, text: str) -> str:
-        """Return the path; raise InvalidArgument for another extension."""
-        from ..bench.report import endings
-
-        path, known = super().parse(text), self.endings or endings()
+        path, known = _writable(text), endings or report.endings()
         if Path(path).suffix.removeprefix(".").lower() not in known:
             raise InvalidArgument(f"{path}: expected a name that ends in .{', .'.join(known)}")
         return path
+
+    return Parsed("file", parse, None, ("matplotlib",))
+
+
+# -- Python files that register algorithms ---------------------------------------------------------
 
 
 def load_names(name: str, written: str) -> dict[str, Any]:

@@ -17,17 +17,19 @@ from ..schedule.contract import COLLECTIVES
 from ..tables import Column
 from .console import examples, make_console, make_table, progress_bar, show
 from .options import (
-    AlgorithmNames,
-    CollectiveNames,
+    COLLECTIVE_NAMES,
+    PIPELINE_NAMES,
     Count,
-    IntegerRanges,
-    PipelineName,
-    PipelineNames,
+    algorithm_names,
+    check_algorithm,
     check_not_given,
     complete,
+    integer_ranges,
     is_given,
     load_option,
+    names_of_algorithms,
     naming,
+    pipeline_schedule,
 )
 
 if TYPE_CHECKING:
@@ -46,8 +48,7 @@ def _complete(
 ) -> list[CompletionItem]:
     """Return a shell's completions: collectives, and the algorithms of those that are given."""
     given = [word for word in context.params.get("words") or () if word in COLLECTIVES]
-    names = AlgorithmNames(given, one_sided=True).known() if given else ()
-    return complete((*COLLECTIVES, *names), incomplete)
+    return complete((*COLLECTIVES, *names_of_algorithms(given, one_sided=True)), incomplete)
 
 
 @click.command(
@@ -67,25 +68,29 @@ def _complete(
 @click.option(
     "--ranks",
     "--stages",
-    type=IntegerRanges(1),
+    type=integer_ranges(1),
     default="1-33",
     show_default=True,
     help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8.",
 )
 @click.option(
-    "--collective", type=CollectiveNames(), help="The same as COLLECTIVE, with commas between them."
+    "--collective", type=COLLECTIVE_NAMES, help="The same as COLLECTIVE, with commas between them."
 )
 @click.option(
     "--algorithm",
-    type=AlgorithmNames(one_sided=True),
+    type=algorithm_names(one_sided=True),
     help="The same as ALGORITHM, with commas between them.  tree:4 is the tree of arity 4.",
 )
 @click.option(
-    "--arity", type=IntegerRanges(2), default="2,3,4,8", show_default=True, help="Arities of trees."
+    "--arity",
+    type=integer_ranges(2),
+    default="2,3,4,8",
+    show_default=True,
+    help="Arities of trees.",
 )
 @click.option(
     "--pipeline",
-    type=PipelineNames(),
+    type=PIPELINE_NAMES,
     is_flag=False,
     flag_value=ALL,
     metavar="[NAMES]",
@@ -94,14 +99,14 @@ def _complete(
 )
 @click.option(
     "--microbatches",
-    type=IntegerRanges(1),
+    type=integer_ranges(1),
     default="1-16",
     show_default=True,
     help="Pipelines: numbers of microbatches.",
 )
 @click.option(
     "--chunks",
-    type=IntegerRanges(1),
+    type=integer_ranges(1),
     help="Pipelines: numbers of chunks on a rank, for schedules that serve any; by default 1-3.",
 )
 @click.option("--jobs", type=Count(), help="Processes; by default one for each core.")
@@ -147,7 +152,7 @@ def prove_command(
         )
         given = any(is_given(context, p) for p in context.command.params if p.name == "ranks")
         with naming("--pipeline"):
-            named = None if pipeline == (ALL,) else list(map(PipelineName().parse, pipeline))
+            named = None if pipeline == (ALL,) else list(map(pipeline_schedule, pipeline))
         sizes = ranks if given else PIPELINE_RANKS
         with progress_bar("proving") as advance:
             rows = [*pipelines.sweep(sizes, microbatches, chunks, named, _on_proof(advance))]
@@ -173,15 +178,15 @@ def _named(
     """Return the collectives and the algorithms among the words and the options; None for all."""
     found = list(dict.fromkeys((*filter(COLLECTIVES.__contains__, words), *collectives)))
     others = [word for word in words if word not in COLLECTIVES]
-    known = AlgorithmNames(found or COLLECTIVES, one_sided=True)
+    known = names_of_algorithms(found or COLLECTIVES, one_sided=True)
     with naming(WHAT):
         for name in others:
             try:
-                known.check(name)
+                check_algorithm(name, found or COLLECTIVES, known)
             except UnknownName:
                 kinds = ["algorithm"] if not found else [f"{each} algorithm" for each in found]
                 raise UnknownName(
-                    " or ".join(["collective", *kinds]), name, [*COLLECTIVES, *known.known()]
+                    " or ".join(["collective", *kinds]), name, [*COLLECTIVES, *known]
                 ) from None
     return found or None, [*dict.fromkeys((*others, *names))] or None
 

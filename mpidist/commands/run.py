@@ -11,7 +11,7 @@ from ..launcher.job import REQUEUES, JobOptions, run_job
 from ..launcher.slurm import LAUNCHERS
 from ..launcher.supervisor import MPI_WITHIN
 from .console import examples
-from .options import Count, OutputFile, Seconds
+from .options import OUTPUT, Count, Seconds
 
 
 @click.command(
@@ -85,7 +85,7 @@ from .options import Count, OutputFile, Seconds
 )
 @click.option(
     "--trace",
-    type=OutputFile(),
+    type=OUTPUT,
     metavar="FILE",
     help="Write a trace of all ranks at the end of the job, for ui.perfetto.dev.",
 )

@@ -15,16 +15,16 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import Groups, algorithms, find, reserved
 from .console import examples, make_console
 from .options import (
-    ActionCosts,
+    COSTS,
+    OUTPUT,
     Count,
-    IntegerRanges,
-    OutputFile,
-    PipelineName,
-    PlotFile,
     check_not_given,
     complete,
+    integer_ranges,
     load_option,
     naming,
+    picture,
+    pipeline_schedule,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _complete(
 )
 @click.option("--arity", type=int, metavar="K", help="Arity of a tree; the same as tree:K.")
 @click.option(
-    "--nodes", type=IntegerRanges(1), help="Ranks on each node, such as 3,2; by default one node."
+    "--nodes", type=integer_ranges(1), help="Ranks on each node, such as 3,2; by default one node."
 )
 @click.option(
     "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
@@ -101,7 +101,7 @@ def _complete(
 @click.option("--chunks", type=Count(), help="Pipelines: chunks of the model on a rank.")
 @click.option(
     "--costs",
-    type=ActionCosts(),
+    type=COSTS,
     help="Pipelines: times of F, I, W and a message; by default 1,1,1.  1:2:1,1,1 has one F for "
     "each virtual stage.  With --trace in seconds; by default the measured times.",
 )
@@ -111,10 +111,10 @@ def _complete(
     metavar="FILE",
     help="Pipelines: draw this measured run, and the predicted run.",
 )
-@click.option("--svg", type=OutputFile(), metavar="FILE", help="Write an SVG instead of text.")
+@click.option("--svg", type=OUTPUT, metavar="FILE", help="Write an SVG instead of text.")
 @click.option(
     "--png",
-    type=PlotFile("png"),
+    type=picture("png"),
     metavar="FILE",
     help="Pipelines: write a PNG instead; needs matplotlib.",
 )
@@ -235,7 +235,7 @@ def _draw(
         if ":" not in name and name not in every:
             raise click.UsageError(str(UnknownName("SCHEDULE or COLLECTIVE", name, every)))
         with naming("SCHEDULE"):
-            schedule = PipelineName().parse(name)
+            schedule = pipeline_schedule(name)
         return picture(schedule, stages, microbatches, chunks, costs)
     made = automatic(stages, microbatches, costs or Costs(), chunks=chunks or 1)
     return picture(made, stages, microbatches, costs=costs)

@@ -15,7 +15,7 @@ from ..schedule.contract import COLLECTIVES
 from ..tables import Column
 from .bench.collectives import dtype_option, on_step, watched
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
-from .options import ByteSizes, CollectiveName, Duration, OutputFile, is_given, load_option
+from .options import DURATION, OUTPUT, SIZES, collective_name, is_given, load_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
         "MPIDIST_TUNING=tuning.json mpidist run -n 4 train.py",
     ),
 )
-@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
+@click.argument("collectives", nargs=-1, type=collective_name(), metavar="[COLLECTIVE]...")
 @click.option(
     "-o",
     "--output",
-    type=OutputFile(),
+    type=OUTPUT,
     metavar="FILE",
     help="Write the table; other entries of an existing table are kept.",
 )
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     help='Measure instead how much slower "auto" with this table is than the best.',
 )
 @click.option(
-    "--budget", type=Duration(), default="60s", show_default=True, help="Time of the whole command."
+    "--budget", type=DURATION, default="60s", show_default=True, help="Time of the whole command."
 )
 @click.option(
     "--bytes",
     "sizes",
-    type=ByteSizes(),
+    type=SIZES,
     default="8-64M",
     show_default=True,
     help="Sizes of the whole buffer; with --verify by default those of the table.  --verify adds "
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 @click.option(
     "--json",
     "json_file",
-    type=OutputFile(),
+    type=OUTPUT,
     metavar="FILE",
     help="With --verify: write the figures as JSON.",
 )

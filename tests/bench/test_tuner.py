@@ -14,7 +14,6 @@ from mpidist.bench.candidates import memories
 from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, verify
 from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune, uncertainty
-from mpidist.commands.options import Duration
 from mpidist.measure import low
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import TuningTable
@@ -258,11 +257,6 @@ def test_noise_changes_nothing():
     assert settle(times(1.0, 20), "native", "native") == "native"
     assert settle(times(1.0, 2), "native", "native") == "native"
     assert settle(times(1.0, 200), "native", "native") == "ring"
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
-def test_times(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
 
 
 def test_tune_and_verify_on_simulated_ranks(tmp_path):

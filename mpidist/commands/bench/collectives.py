@@ -14,17 +14,17 @@ from ...schedule.contract import COLLECTIVES
 from ..console import examples, make_console, print_tables, progress_bar
 from ..options import (
     CALLED,
+    DTYPE,
+    OUTPUT_OR_STDOUT,
+    PAGE,
+    SIZES,
     STDOUT,
-    AlgorithmNames,
-    ByteSizes,
-    CollectiveName,
     Count,
-    DtypeName,
-    OutputFile,
-    PlotFile,
-    ReportFile,
     Seconds,
+    algorithm_names,
+    collective_name,
     load_option,
+    picture,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def files_options(command: Callable) -> Callable:
         command = click.option(
             f"--{kind}",
             f"{kind}_file",
-            type=OutputFile(stdout=True),
+            type=OUTPUT_OR_STDOUT,
             metavar="FILE",
             help=f"Write the results as {name}; - prints them instead of the table.",
         )(command)
@@ -52,20 +52,18 @@ def files_options(command: Callable) -> Callable:
 sizes_option = click.option(
     "--bytes",
     "sizes",
-    type=ByteSizes(),
+    type=SIZES,
     default="8,64K,1M",
     show_default=True,
     help="Sizes of the whole buffer; 8-64M is 8, 32, 128, … 64M.",
 )
 dtype_option = click.option(
-    "--dtype", type=DtypeName(), default="float32", show_default=True, help="Dtype of the elements."
+    "--dtype", type=DTYPE, default="float32", show_default=True, help="Dtype of the elements."
 )
 plot_option = click.option(
-    "--plot", type=PlotFile(), metavar="FILE", help="Draw the results (.png, .svg, .pdf)."
+    "--plot", type=picture(), metavar="FILE", help="Draw the results (.png, .svg, .pdf)."
 )
-report_option = click.option(
-    "--report", type=ReportFile(), metavar="FILE", help="Write an HTML page."
-)
+report_option = click.option("--report", type=PAGE, metavar="FILE", help="Write an HTML page.")
 
 _SETTINGS = (
     dtype_option,
@@ -112,7 +110,7 @@ def settings_options(default: str, memory: str) -> Callable[[Callable], Callable
     """
     named = click.option(
         "--algorithms",
-        type=AlgorithmNames(COLLECTIVES, *CALLED, one_sided=True),
+        type=algorithm_names(COLLECTIVES, *CALLED, one_sided=True),
         help=f"Algorithms to measure; by default {default}.",
     )
     places = click.option(
@@ -139,7 +137,7 @@ def settings_options(default: str, memory: str) -> Callable[[Callable], Callable
     ),
 )
 @click.argument(
-    "collectives", nargs=-1, required=True, type=CollectiveName(), metavar="COLLECTIVE..."
+    "collectives", nargs=-1, required=True, type=collective_name(), metavar="COLLECTIVE..."
 )
 @settings_options("native, auto, all executors and algorithms", memory="auto")
 @click.option(

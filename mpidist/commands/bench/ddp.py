@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples, progress_bar
-from ..options import Count, Millions, check_not_given
+from ..options import MILLIONS, Count, check_not_given
 from .collectives import files_options, report_results, watched
 
 MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
@@ -29,7 +29,7 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imp
 )
 @click.option(
     "--parameters",
-    type=Millions(),
+    type=MILLIONS,
     default="4,17",
     show_default=True,
     metavar="MILLIONS",

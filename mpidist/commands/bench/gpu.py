@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..console import examples
-from ..options import CollectiveName, Count
+from ..options import Count, collective_name
 from .collectives import (
     dtype_option,
     files_options,
@@ -24,7 +24,7 @@ from .collectives import (
         "mpidist run -n 2 -- mpidist bench gpu allreduce --bytes 64K-64M --json gpu.json"
     ),
 )
-@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
+@click.argument("collectives", nargs=-1, type=collective_name(), metavar="[COLLECTIVE]...")
 @sizes_option
 @dtype_option
 @click.option(

@@ -8,7 +8,7 @@ import click
 
 from ...schedule.contract import COLLECTIVES
 from ..console import examples, progress_bar
-from ..options import CollectiveName, load_option
+from ..options import collective_name, load_option
 from .collectives import (
     files_options,
     on_step,
@@ -27,7 +27,7 @@ from .collectives import (
         "mpidist run mpidist bench scaling allreduce --algorithms auto,native,hierarchical",
     ),
 )
-@click.argument("collectives", nargs=-1, type=CollectiveName(), metavar="[COLLECTIVE]...")
+@click.argument("collectives", nargs=-1, type=collective_name(), metavar="[COLLECTIVE]...")
 @settings_options("auto", memory="private")
 @files_options
 @plot_option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..console import examples, progress_bar
-from ..options import ByteSizes, Count, check_not_given
+from ..options import SIZES, Count, check_not_given
 from .collectives import files_options, report_results, watched
 
 STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
@@ -28,7 +28,7 @@ STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
 @click.option(
     "--bytes",
     "sizes",
-    type=ByteSizes(),
+    type=SIZES,
     default="4,1K,64K,1M,4M,16M",
     show_default=True,
     help="Sizes of the whole buffer.",
