@@ -10,7 +10,7 @@ import click
 
 from ..measure import counted, format_size
 from ..schedule.registry import reserved
-from .bench.collectives import on_step, print_results, watched
+from .bench.benchmark import on_step, print_results, watched
 from .console import examples, make_console, progress_bar
 from .options import (
     CALLED,
@@ -105,8 +105,8 @@ def demo_command(
     gradients = result.gradients[: None if bytes_limit is None else bytes_limit // 4]
     machine = watched(comm)
     total = comparison_steps(gradients, algorithms, budget)
-    with progress_bar("measuring", total) as advance:
-        results = compare(comm, gradients, algorithms, budget, on_step(advance))
+    with progress_bar("measuring", total):
+        results = compare(comm, gradients, algorithms, budget, on_step(total))
     machine.end(results)
     same = same_bits(results)
     if comm.rank == 0:

@@ -13,7 +13,8 @@ from ..errors import InvalidArgument
 from ..measure import counted, format_size, round_size
 from ..schedule.contract import COLLECTIVES
 from ..tables import Column
-from .bench.collectives import dtype_option, on_step, watched
+from .bench.benchmark import on_step, watched
+from .bench.collectives import dtype_option
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
 from .options import DURATION, OUTPUT, SIZES, collective_name, is_given, load_option
 
@@ -173,9 +174,9 @@ def _tune(
 
     about = make_header(comm)
     stop, total = Stop(), count_cells(comm, settings)
-    with stop.listening(), progress_bar("measuring", total) as advance:
+    with stop.listening(), progress_bar("measuring", total):
         begun = perf_counter()
-        found = tune(comm, settings, about, on_step(advance), write, stop)
+        found = tune(comm, settings, about, on_step(total), write, stop)
         seconds = perf_counter() - begun
     doubts = machine.again()
     found.table.about |= {"line_ns": machine.before_and_after(), "busy": machine.busy}
@@ -221,9 +222,9 @@ def _verify(
 
     settings = dataclasses.replace(settings, sizes=between(settings.sizes))
     stop, total = Stop(), count_cells(comm, settings)
-    with stop.listening(), progress_bar("measuring", total) as advance:
+    with stop.listening(), progress_bar("measuring", total):
         begun = perf_counter()
-        found = verify(comm, settings, on_step(advance), stop)
+        found = verify(comm, settings, on_step(total), stop)
         seconds = perf_counter() - begun
     doubts = machine.again()
     summary = summarise(found.regrets)

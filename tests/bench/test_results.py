@@ -8,7 +8,7 @@ from rich.console import Console
 from mpidist.bench import Refusal, Results, Row
 from mpidist.bench.report import draw_scaling
 from mpidist.bench.results import bound_percent, bound_us, tables
-from mpidist.commands.bench.collectives import print_results
+from mpidist.commands.bench.benchmark import print_results
 from mpidist.errors import InvalidArgument
 from tests.support.bench_kits import example, row, step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..console import examples, make_console, print_tables
-from .collectives import plot_option, report_option
+from .benchmark import plot_option, report_option
 
 
 @click.command(

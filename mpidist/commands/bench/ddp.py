@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import click
 
-from ..console import examples, progress_bar
+from ..console import examples
 from ..options import MILLIONS, Count, check_not_given
-from .collectives import files_options, report_results, watched
+from .benchmark import benchmark
 
 MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
+
+if TYPE_CHECKING:
+    from ...bench import Results
+    from ...communicator.communicator import Communicator
 
 
 @click.command(
@@ -47,17 +54,15 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imp
     show_default=True,
     help="Timed steps of each candidate.",
 )
-@files_options
 @click.pass_context
+@benchmark
 def ddp_command(
     context: click.Context,
     parameters: list[float],
     models: tuple[str, ...],
     overlap: bool,
     iterations: int,
-    json_file: str | None,
-    csv_file: str | None,
-) -> int:
+) -> Callable[[Communicator], Results]:
     """Measure steps of data-parallel training.
 
     With --model, real models: PyTorch's DistributedDataParallel over mpidist and over gloo, with
@@ -72,20 +77,10 @@ def ddp_command(
         check_not_given(context, ("parameters", "models"), "steps without --overlap")
     if models:
         check_not_given(context, ("parameters",), "steps without --model")
-    import mpidist
-
     from ...bench.training import measure_models, measure_overlap, measure_steps
 
-    comm = mpidist.init()
-    machine = watched(comm)
-    with progress_bar("measuring"):
-        if overlap:
-            results = measure_overlap(comm, iterations)
-        elif models:
-            results = measure_models(comm, iterations, models)
-        else:
-            results = measure_steps(comm, iterations, parameters)
-    machine.end(results)
-    if comm.rank == 0:
-        report_results(results, json_file, csv_file)
-    return 0
+    if overlap:
+        return lambda comm: measure_overlap(comm, iterations)
+    if models:
+        return lambda comm: measure_models(comm, iterations, models)
+    return lambda comm: measure_steps(comm, iterations, parameters)

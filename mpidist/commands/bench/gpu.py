@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..console import examples
 from ..options import Count, collective_name
-from .collectives import (
-    dtype_option,
-    files_options,
-    report_results,
-    sizes_option,
-    watched,
-)
+from .benchmark import benchmark
+from .collectives import dtype_option, sizes_option
+
+if TYPE_CHECKING:
+    from ...bench import Results
+    from ...communicator.communicator import Communicator
 
 
 @click.command(
@@ -34,28 +34,18 @@ from .collectives import (
     show_default=True,
     help="Timed iterations.",
 )
-@files_options
+@benchmark
 def gpu_command(
     collectives: tuple[str, ...],
     sizes: list[int],
     dtype: Any,
     iterations: int,
-    json_file: str | None,
-    csv_file: str | None,
-) -> int:
+) -> Callable[[Communicator], Results]:
     """Measure collectives of arrays on a GPU by each available executor, and the copies alone.
 
     COLLECTIVE is allreduce, reduce_scatter, allgather or broadcast; by default all four.  The
     exit code is 1 if any result was wrong.
     """
-    import mpidist
-
     from ...bench.gpu import measure_gpu
 
-    comm = mpidist.init()
-    machine = watched(comm)
-    results = measure_gpu(comm, collectives, sizes, dtype, iterations)
-    machine.end(results)
-    if comm.rank == 0:
-        report_results(results, json_file, csv_file)
-    return 0 if results.correct else 1
+    return lambda comm: measure_gpu(comm, collectives, sizes, dtype, iterations)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import click
 
-from ..console import examples, progress_bar
+from ..console import examples
 from ..options import Count
-from .collectives import files_options, report_results, watched
+from .benchmark import benchmark
+
+if TYPE_CHECKING:
+    from ...bench import Results
+    from ...communicator.communicator import Communicator
 
 
 @click.command(
@@ -21,21 +28,12 @@ from .collectives import files_options, report_results, watched
     show_default=True,
     help="Timed steps of each candidate.",
 )
-@files_options
-def pipeline_command(iterations: int, json_file: str | None, csv_file: str | None) -> int:
+@benchmark
+def pipeline_command(iterations: int) -> Callable[[Communicator], Results]:
     """Measure the overhead of a pipeline, and its steps beside torch.distributed.pipelining.
 
     Needs 2 or more ranks.  On 4 ranks the averaging of the replicas' gradients is measured too.
     """
-    import mpidist
-
     from ...bench.pipelines import measure_pipelines
 
-    comm = mpidist.init()
-    machine = watched(comm)
-    with progress_bar("measuring"):
-        results = measure_pipelines(comm, iterations)
-    machine.end(results)
-    if comm.rank == 0:
-        report_results(results, json_file, csv_file)
-    return 0
+    return lambda comm: measure_pipelines(comm, iterations)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import click
 
-from ..console import examples, progress_bar
+from ..console import examples
 from ..options import SIZES, Count, check_not_given
-from .collectives import files_options, report_results, watched
+from .benchmark import benchmark
 
 STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
+
+if TYPE_CHECKING:
+    from ...bench import Results
+    from ...communicator.communicator import Communicator
 
 
 @click.command(
@@ -77,8 +84,8 @@ STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
     "of DTensor and tensor parallelism; queued are up to 100 of async_op before the first wait(). "
     "May be given several times.",
 )
-@files_options
 @click.pass_context
+@benchmark
 def torch_command(
     context: click.Context,
     collectives: tuple[str, ...],
@@ -89,9 +96,7 @@ def torch_command(
     samples: int,
     iterations: int,
     ways: tuple[str, ...],
-    json_file: str | None,
-    csv_file: str | None,
-) -> int:
+) -> Callable[[Communicator], Results]:
     """Measure collectives of torch.distributed with the backend "mpidist", and with gloo.
 
     COLLECTIVE is all_reduce, all_gather or broadcast; by default all three.  The candidates take
@@ -106,24 +111,17 @@ def torch_command(
         check_not_given(context, ("collectives", "sizes", "ways"), "collectives, without --step")
     else:
         check_not_given(context, ("widths", "layers", "samples"), "training steps, with --step")
-    import mpidist
-
     from ...bench.training import NO_TORCH, ranks_have
     from ...errors import Unsupported
 
-    comm = mpidist.init()
-    if not ranks_have(comm, "torch", "torch.distributed"):
-        raise Unsupported(NO_TORCH)
-    from ...bench.torch import Scale, measure_torch, measure_torch_steps
+    def measure(comm: Communicator) -> Results:
+        if not ranks_have(comm, "torch", "torch.distributed"):
+            raise Unsupported(NO_TORCH)
+        from ...bench.torch import Scale, measure_torch, measure_torch_steps
 
-    machine = watched(comm)
-    if steps:
-        scales = [Scale(width, layers, samples) for width in widths]
-        with progress_bar("measuring"):
-            results = measure_torch_steps(comm, steps, scales, iterations)
-    else:
-        results = measure_torch(comm, collectives, sizes, iterations, ways)
-    machine.end(results)
-    if comm.rank == 0:
-        report_results(results, json_file, csv_file)
-    return 0 if results.correct else 1
+        if steps:
+            scales = [Scale(width, layers, samples) for width in widths]
+            return measure_torch_steps(comm, steps, scales, iterations)
+        return measure_torch(comm, collectives, sizes, iterations, ways)
+
+    return measure
