@@ -57,70 +57,53 @@ def info_command(links: bool, as_json: bool) -> None:
 
     machine = Watch(comm)
     machine.look()
-    library = describe_library()
     together = len(cores_here(comm))
     hosts = Counter(comm.allgather_object(socket.gethostname()))
     here = [len(group) for group in comm.topology.groups]
-    lines = {
-        "MPI": f"{library['vendor']} {library['version']}, standard {library['standard']}",
-        "library": library["library"],
-        "thread level": library["thread_level"],
-        "ranks": f"{comm.size} on {counted(len(here), 'node')}: " + " + ".join(map(str, here)),
-        "hosts": ", ".join(f"{host} ({count})" for host, count in hosts.items()),
-        **_surroundings(list(hosts)),
-        "cores": f"{together} for {counted(here[0], 'rank')}, {cores()} for rank 0"
-        + (", oversubscribed" if here[0] > together else ""),
-        "GPU": "; ".join(list_gpus()) or "none found",
-        "compiled": compiled.described(),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "deadline": "none" if comm.timeout is None else f"{comm.timeout:g} s",
-        "environment": " ".join(f"{k}={v}" for k, v in knobs().items()) or "nothing set",
-    }
     measured = _measure_links(comm) if links else []
     choices = _choices(comm)
     reasons = comm.allgather_object(why_no_device())
     native = comm.backend.native is not None
     candidates = table(comm.allgather_object(this_rank(native)), native, comm.topology.num_nodes)
     machine.look()
+    facts = {
+        "versions": versions(),
+        "mpi": describe_library(),
+        "ranks": comm.size,
+        "ranks_per_node": here,
+        "hosts": dict(hosts),
+        "slurm": _allocation(),
+        "network": _network(list(hosts)),
+        "cores": {"node": together, "rank_0": cores(), "oversubscribed": here[0] > together},
+        "line_ns": machine.before_and_after(),
+        "gpus": [
+            dict(zip(("name", "memory"), gpu.rsplit(", ", maxsplit=1))) for gpu in list_gpus()
+        ],
+        "compiled": {"vector_bits": 8 * compiled.vector_width(), "note": compiled.described()},
+        "deadline_s": comm.timeout,
+        "environment": knobs(),
+        "links": [asdict(link) for link in measured],
+        "choices": choices,
+        "gpu_missing": [
+            {"rank": rank, "note": why} for rank, why in enumerate(reasons) if why is not None
+        ],
+        "gpu_executors": [
+            {
+                **{"operations": c.operations, "executor": c.name},
+                **{"taken": c.taken, "note": c.why},
+            }
+            for c in candidates
+        ],
+    }
     if as_json:
-        content = {
-            "versions": versions(),
-            "mpi": library,
-            "ranks": comm.size,
-            "ranks_per_node": here,
-            "hosts": dict(hosts),
-            **_surroundings_as_json(list(hosts)),
-            "cores": {"node": together, "rank_0": cores(), "oversubscribed": here[0] > together},
-            "line_ns": machine.before_and_after(),
-            "gpus": [
-                dict(zip(("name", "memory"), gpu.rsplit(", ", maxsplit=1))) for gpu in list_gpus()
-            ],
-            "compiled": {"vector_bits": 8 * compiled.vector_width(), "note": compiled.described()},
-            "deadline_s": comm.timeout,
-            "environment": knobs(),
-            "links": [asdict(link) for link in measured],
-            "choices": choices,
-            "gpu_missing": [
-                {"rank": rank, "note": why} for rank, why in enumerate(reasons) if why is not None
-            ],
-            "gpu_executors": [
-                {
-                    **{"operations": c.operations, "executor": c.name},
-                    **{"taken": c.taken, "note": c.why},
-                }
-                for c in candidates
-            ],
-        }
-        click.echo(json.dumps(content, indent=1))
+        click.echo(json.dumps(facts, indent=1))
         return
     console = make_console()
-    facts = make_table(console, "", "")
-    facts.show_header = False
-    if state := machine.described():
-        lines["line"] = state
-    for name, value in lines.items():
-        facts.add_row(name, value)
-    show(console, facts)
+    made = make_table(console, "", "")
+    made.show_header = False
+    for name, value in as_text(facts, machine.described()).items():
+        made.add_row(name, value)
+    show(console, made)
     if links:
         _show_links(measured, console)
     console.print('\nchoices of "auto", by bytes of the whole buffer (float32, sum):')
@@ -133,43 +116,65 @@ def info_command(links: bool, as_json: bool) -> None:
         show(console, _tabulate(candidates, console))
 
 
-def _surroundings(hosts: list[str]) -> dict[str, str]:
-    """Return texts by name: "SLURM", the allocation; "network", from rank 0 to another host.
+def as_text(facts: dict[str, Any], state: str) -> dict[str, str]:
+    """Return the lines of the first table by name; those without a value are left out."""
+    from .network import describe
 
-    The first is missing outside of SLURM, the second if all ranks are on one host.
-    """
+    library, here, cores = facts["mpi"], facts["ranks_per_node"], facts["cores"]
+    job, network = facts["slurm"], facts["network"]
+    lines = {
+        "MPI": f"{library['vendor']} {library['version']}, standard {library['standard']}",
+        "library": library["library"],
+        "thread level": library["thread_level"],
+        "ranks": f"{facts['ranks']} on {counted(len(here), 'node')}: " + " + ".join(map(str, here)),
+        "hosts": ", ".join(f"{host} ({count})" for host, count in facts["hosts"].items()),
+        "SLURM": job
+        and f"job {job['job']}, partition {job['partition'] or 'unknown'}, "
+        f"{counted(len(job['cpus']), 'node')} {job['node_list']}, cores "
+        + " + ".join(map(str, job["cpus"])),
+        "network": network
+        and "; ".join(
+            [
+                f"{describe(network['interface'])} to {network['to']}"
+                if network["interface"]
+                else ", ".join(network["addresses"]),
+                *network["adapters"],
+            ]
+        ),
+        "cores": f"{cores['node']} for {counted(here[0], 'rank')}, {cores['rank_0']} for rank 0"
+        + ", oversubscribed" * cores["oversubscribed"],
+        "GPU": "; ".join(", ".join(gpu.values()) for gpu in facts["gpus"]) or "none found",
+        "compiled": facts["compiled"]["note"],
+        "versions": ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+        "deadline": "none" if facts["deadline_s"] is None else f"{facts['deadline_s']:g} s",
+        "environment": " ".join(f"{k}={v}" for k, v in facts["environment"].items())
+        or "nothing set",
+        "line": state,
+    }
+    return {name: text for name, text in lines.items() if text}
+
+
+def _allocation() -> dict[str, Any] | None:
+    """Return the fields of the SLURM allocation; None without one."""
     from ..launcher.allocation import SlurmAllocation
-    from ..launcher.connections import addresses
-    from .network import adapters, describe, interface_to
 
-    found = {}
     allocation = SlurmAllocation.find()
-    if allocation is not None:
-        found["SLURM"] = (
-            f"job {allocation.job}, partition {allocation.partition or 'unknown'}, "
-            f"{counted(allocation.nodes, 'node')} {allocation.node_list}, cores "
-            + " + ".join(map(str, allocation.cpus))
-        )
-    if len(hosts) > 1:
-        interface = interface_to(hosts[1])
-        route = f"{describe(interface)} to {hosts[1]}"
-        found["network"] = route if interface else ", ".join(addresses())
-        found["network"] += "".join(f"; {adapter}" for adapter in adapters())
-    return found
+    return None if allocation is None else asdict(allocation)
 
 
-def _surroundings_as_json(hosts: list[str]) -> dict[str, Any]:
-    """Return the SLURM allocation ("slurm") and rank 0's network ("network"), or None for each."""
-    from ..launcher.allocation import SlurmAllocation
+def _network(hosts: list[str]) -> dict[str, Any] | None:
+    """Return rank 0's network, from it to the second host; None if all ranks are on one host."""
     from ..launcher.connections import addresses
     from .network import adapters, interface_to
 
-    network: dict[str, Any] | None = None
-    if len(hosts) > 1:
-        network = {"to": hosts[1], "interface": interface_to(hosts[1]) or None}
-        network |= {"addresses": addresses(), "adapters": adapters()}
-    allocation = SlurmAllocation.find()
-    return {"slurm": allocation and asdict(allocation), "network": network}
+    if len(hosts) == 1:
+        return None
+    return {
+        "to": hosts[1],
+        "interface": interface_to(hosts[1]) or None,
+        "addresses": addresses(),
+        "adapters": adapters(),
+    }
 
 
 def _measure_links(comm: Communicator) -> list[LinkSpeed]:
