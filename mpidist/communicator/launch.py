@@ -24,7 +24,16 @@ from ..shared_memory.compiled import least_bytes
 from ..topology import RANKS_PER_NODE, pretended_hosts
 from .communicator import DEBUG, Communicator
 from .failure import describe
-from .launcher_notes import STARTED, STARTING, give_back_signal, hand_over, send_note
+from .launcher_notes import (
+    HYDRA,
+    OPEN_MPI,
+    SLURM,
+    STARTED,
+    STARTING,
+    give_back_signal,
+    hand_over,
+    send_note,
+)
 from .logs import set_up_log
 from .tracing import stop_at_exit
 
@@ -309,21 +318,21 @@ def check_launch(size: int, environ: Mapping[str, str]) -> None:
     """
     if size > 1:
         return
-    own = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    own = (OPEN_MPI.size, HYDRA.size, SLURM.size)
     reported = {name: int(environ[name]) for name in own if environ.get(name, "").isdecimal()}
     name = max(reported, key=lambda n: reported[n], default="")
     if not name or reported[name] < 2 or (name.startswith("SLURM") and len(reported) > 1):
         return
     cures = {
-        "SLURM_STEP_NUM_TASKS": "srun started the processes without telling MPI, or by another "
+        SLURM.size: "srun started the processes without telling MPI, or by another "
         "protocol: use srun --mpi=pmix (Open "
         "MPI) or srun --mpi=pmi2 (MPICH), or mpirun inside the allocation",
-        "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun started a program that uses another MPI library",
-        "PMI_SIZE": "MPICH's mpiexec (or a PMI launcher) started a program that uses another "
+        OPEN_MPI.size: "Open MPI's mpirun started a program that uses another MPI library",
+        HYDRA.size: "MPICH's mpiexec (or a PMI launcher) started a program that uses another "
         "MPI library",
     }
-    if "SLURM_STEP_NUM_TASKS" in environ:  # whatever plugin it was, it was not this library's
-        cures = dict.fromkeys(cures, cures["SLURM_STEP_NUM_TASKS"])
+    if SLURM.size in environ:  # whatever plugin it was, it was not this library's
+        cures = dict.fromkeys(cures, cures[SLURM.size])
     raise LaunchError(
         f"{name}={reported[name]} processes were started, but each is alone: MPI sees 1 rank.  "
         f"{cures[name]}; mpidist run -n N starts the launcher that belongs to the installed mpi4py"

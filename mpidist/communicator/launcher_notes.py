@@ -1,6 +1,6 @@
 """Notes from a rank to ``mpidist run``: MPI is starting, has started; the exception that ends it.
 
-Standard library only: ``launcher/rank_program.py`` loads this file alone, before any package.
+Standard library only: rank_program.py and rank_process.py load this file alone, without a package.
 """
 
 from __future__ import annotations
@@ -9,23 +9,48 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 NOTES = "MPIDIST_RUN_NOTES"
 """Environment variable: the abstract socket address of `mpidist run` or of the rank's monitor."""
 STARTING, STARTED = "starting", "started"  # states of MPI, as the fact `mpi`
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 LONGEST = 60_000  # bytes of a note, which the monitor sends on as one line
 TAKEN_WITHIN = 1.0  # seconds
 OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first ends the job
+AT_ONCE = 1000  # notes to read: a flood of them must not keep the reader
+CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a note
 
 
-def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the rank that an MPI launcher gave to this process; None if none started it."""
-    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdecimal()), None)
+class Variables(NamedTuple):
+    """The variables that a launcher sets in each process it starts; empty where it has none."""
+
+    rank: str
+    size: str = ""
+    local_rank: str = ""
+    local_size: str = ""
+
+
+OPEN_MPI = Variables(
+    *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+)
+HYDRA = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+PMIX = Variables("PMIX_RANK")
+SLURM = Variables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")  # in batch scripts too
+OF_MPI = OPEN_MPI, HYDRA, PMIX
+LAUNCHERS = *OF_MPI, SLURM
+
+
+def launched_rank(
+    environ: Mapping[str, str] = os.environ, launchers: tuple[Variables, ...] = LAUNCHERS
+) -> int | None:
+    """Return the rank that a launcher gave to this process, before MPI; None if none started it."""
+    texts = (environ.get(names.rank, "") for names in launchers)
+    return next((int(text) for text in texts if text.isdecimal()), None)
 
 
 def send_note(**facts: object) -> bool:
@@ -39,6 +64,26 @@ def send_note(**facts: object) -> bool:
         line.settimeout(TAKEN_WITHIN)
         return len(note) <= LONGEST and line.sendto(note, f"\0{name}") == len(note)
     return False
+
+
+def receive_note(notes: socket.socket) -> tuple[int, dict] | None:
+    """Return the next note that has arrived: its process and its facts; None if there is none.
+
+    Every user of the host can send to an abstract socket: what is not from a process of this
+    user, or no JSON object, gives no facts.
+    """
+    try:
+        text, extra, _, _ = notes.recvmsg(
+            LONGEST, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_DONTWAIT
+        )
+    except OSError:
+        return None
+    pid, user, _ = next((CREDENTIALS.unpack(data) for *_, data in extra), (0, -1, 0))
+    try:
+        note = json.loads(text) if user == os.getuid() else None
+    except (ValueError, RecursionError):
+        note = None
+    return pid, note if isinstance(note, dict) else {}
 
 
 def hand_over(failure: Mapping[str, str]) -> bool:

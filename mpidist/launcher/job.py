@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..communicator.launcher_notes import OF_MPI, SLURM, launched_rank
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, local_launch, slurm_launch
 from .connections import Connections
-from .mpi import INTEL, MPICH, TERMINAL, InstalledMpi, find_library, launched_rank, read_knobs, say
+from .mpi import INTEL, MPICH, TERMINAL, InstalledMpi, find_library, read_knobs, say
 from .notes import Notes
 from .program import Program
 from .signals import TO_RANKS, Signals
@@ -120,13 +121,13 @@ def check_not_nested(environ: Mapping[str, str]) -> None:
 
     A shell of ``srun --pty bash`` is a SLURM step of one task, and not an MPI job.
     """
-    step = environ.get("SLURM_STEP_NUM_TASKS", "")
-    sizes = (environ.get(name, "") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    step = environ.get(SLURM.size, "")
+    sizes = (environ.get(names.size, "") for names in OF_MPI)
     alone = step == "1" and all(size in ("", "1") for size in sizes)
-    launched = launched_rank({k: v for k, v in environ.items() if not k.startswith("SLURM")})
+    launched = launched_rank(environ, OF_MPI)
     if alone or (launched is None and not step):
         return
-    rank = launched if launched is not None else environ.get("SLURM_PROCID", "?")
+    rank = launched if launched is not None else environ.get(SLURM.rank, "?")
     raise LaunchError(
         f"mpidist run was itself started by an MPI launcher, as rank {rank}: every rank would "
         "start a job of its own.  Start the program directly under that launcher (mpirun -n N "

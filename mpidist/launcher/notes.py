@@ -9,9 +9,8 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 
-from ..communicator.launcher_notes import NOTES
+from ..communicator.launcher_notes import AT_ONCE, NOTES, receive_note
 from ..foreign import typed
-from .rank_process import AT_ONCE, receive_note
 from .ranks import RankState, Report, Reports
 
 

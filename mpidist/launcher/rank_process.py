@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -17,18 +18,15 @@ import select
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 SECRET = "MPIDIST_RUN_SECRET"  # as in connections.py
-# As in communicator/launcher_notes.py.
-NOTES, LONGEST = "MPIDIST_RUN_NOTES", 60_000
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 DEFERRED = (signal.SIGUSR1, signal.SIGUSR2)  # kept until the program has a handler for them
 HANDLED_WITHIN, POLL_SECONDS = 60.0, 0.05
@@ -37,13 +35,19 @@ REPORT_SECONDS = 0.5  # for the last output, before the end of the program is re
 REST_SECONDS = 2.0  # for processes that the program left behind: to end, and then after SIGTERM
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL when mpidist run is gone
 PR_SET_PDEATHSIG = 1
-AT_ONCE = 1000  # notes: a flood of them must not keep the monitor
-CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a note
 
 
-def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the rank that an MPI launcher gave to this process; None if none started it."""
-    return next((int(environ[n]) for n in RANKS if environ.get(n, "").isdecimal()), None)
+def load_notes() -> ModuleType:
+    """Load communicator/launcher_notes.py without its package."""
+    path = Path(__file__).parents[1] / "communicator" / "launcher_notes.py"
+    spec = importlib.util.spec_from_file_location("_mpidist_launcher_notes", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+notes = load_notes()
 
 
 def connect(address: str) -> socket.socket | None:
@@ -76,7 +80,7 @@ class RankProcess:
     """
 
     def __init__(self, address: str, label: bool, logs: str | None):
-        self.rank, self.label, self.logs = launched_rank() or 0, label, logs
+        self.rank, self.label, self.logs = notes.launched_rank() or 0, label, logs
         self.child: subprocess.Popen | None = None
         self.connection = connect(address)
         if self.connection is None:
@@ -87,7 +91,7 @@ class RankProcess:
         self.notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notes.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.notes.bind("")  # the kernel finds an abstract name
-        os.environ[NOTES] = os.fsdecode(self.notes.getsockname()[1:])
+        os.environ[notes.NOTES] = os.fsdecode(self.notes.getsockname()[1:])
 
     @property
     def log_path(self) -> str:
@@ -112,8 +116,8 @@ class RankProcess:
     def forward_notes(self) -> None:
         """Forward to ``mpidist run`` all notes that have arrived; do not wait for more."""
         with self.reading:
-            for _ in range(AT_ONCE):
-                note = receive_note(self.notes)
+            for _ in range(notes.AT_ONCE):
+                note = notes.receive_note(self.notes)
                 if note is None:
                     return
                 self.forward_note(note[1])
@@ -261,26 +265,6 @@ class RankProcess:
                     screen.flush()
                 except OSError:
                     shown = False
-
-
-def receive_note(notes: socket.socket) -> tuple[int, dict] | None:
-    """Return the next note that has arrived: its process and its facts; None if there is none.
-
-    Every user of the host can send to an abstract socket: what is not from a process of this
-    user, or no JSON object, gives no facts.
-    """
-    try:
-        text, extra, _, _ = notes.recvmsg(
-            LONGEST, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_DONTWAIT
-        )
-    except OSError:
-        return None
-    pid, user, _ = next((CREDENTIALS.unpack(data) for *_, data in extra), (0, -1, 0))
-    try:
-        note = json.loads(text) if user == os.getuid() else None
-    except (ValueError, RecursionError):
-        note = None
-    return pid, note if isinstance(note, dict) else {}
 
 
 def open_log(path: str) -> IO[bytes]:

@@ -304,9 +304,11 @@ class Supervisor:
         If a rank reported an exception, this is printed at the end only (`last`).  A rank with an
         exit status is preferred to one that was lost.
         """
+        if self._reported:
+            return
         failed = self._failed()
         cause = self.failures.cause(self.known.values())
-        if self._reported or not (last if cause is not None else failed):
+        if not (last if cause is not None else failed):
             return
         self._reported = True
         self._told_why = cause is not None

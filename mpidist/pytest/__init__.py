@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..communicator.launcher_notes import OF_MPI, launched_rank
 from .reports import Exchange, RankReports, outcome_of, silence
 from .simulated import MARKERS, SimulatedRanks, least_ranks, parse_sizes, simulate
 
@@ -22,15 +23,13 @@ if TYPE_CHECKING:  # importing it here would start nothing, but takes 0.2 s
 
 __all__ = ["Exchange", "RankReports", "SimulatedRanks", "comm", "communicator", "outcome_of"]
 
-# What an mpiexec, or srun, sets for the processes it starts.
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 RANKS = pytest.StashKey[RankReports]()
 COMM = pytest.StashKey[Any]()
 
 
 def is_launched() -> bool:
     """Return whether an mpiexec or srun started this process."""
-    return any(name in os.environ for name in LAUNCHED)
+    return launched_rank(launchers=OF_MPI) is not None  # a batch script of SLURM has its rank 0
 
 
 def add_rank_grace(group: pytest.OptionGroup) -> None:

@@ -13,17 +13,12 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers as HANDLERS
 
 from ..communicator.communicator import Communicator
+from ..communicator.launcher_notes import HYDRA, OPEN_MPI, SLURM
 from ..errors import InvalidArgument
 from .store import MpiStore
 
 SCHEME = "mpidist"
 
-# What launchers set for their processes: rank, size, rank on the node, and the ranks there.
-LAUNCHERS = (
-    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-)
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # NAME=value of what this module has set.  The processes of a job started from here inherit it all:
 # the rank and address of another process are not the user's wish there.
@@ -43,7 +38,8 @@ def set_variables(environ: MutableMapping[str, str] = os.environ) -> None:
     ours = _ours(environ)
     if any(name in environ and name not in ours for name in TORCHRUN):
         return
-    for names in LAUNCHERS:
+    for launcher in (OPEN_MPI, HYDRA, SLURM):
+        names = list(filter(None, launcher))
         if all(name in environ for name in names):
             values = {name: environ[theirs] for name, theirs in zip(TORCHRUN, names)}
             if any(ours.get(name, value) != value for name, value in values.items()):
