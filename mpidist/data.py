@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import one_of, whole
 from .communicator.communicator import Communicator
 from .errors import InvalidArgument
 from .frameworks.base import adapter, library
@@ -187,10 +188,7 @@ def shard(
     """
     if not isinstance(getattr(comm, "rank", None), int):  # nothing but rank and size is needed
         raise InvalidArgument(f"comm={comm!r}: expected a communicator, such as mpidist.init()")
-    if uneven not in UNEVEN:
-        raise InvalidArgument(
-            f"rank {comm.rank}: uneven={uneven!r}: expected one of {', '.join(map(repr, UNEVEN))}"
-        )
+    one_of("uneven", uneven, UNEVEN, f"rank {comm.rank}: ")
     if isinstance(data, (Mapping, set, frozenset)) or not (
         hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     ):
@@ -198,8 +196,7 @@ def shard(
             f"rank {comm.rank}: data has type {type(data).__name__}: expected a sequence, a loader "
             "of PyTorch, or an iterable with the same order on every rank"
         )
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InvalidArgument(f"rank {comm.rank}: seed={seed!r}: expected a whole number >= 0")
+    whole("seed", seed, 0, f"rank {comm.rank}: ")
     loaders = adapter(library(data), "loader")
     loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven)
     if loader is not None:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from . import arguments
 from .errors import InvalidArgument, UnknownName, UnsupportedDtype
 
 _NUMBERS = frozenset(("int", "float", "complex"))
@@ -53,10 +54,7 @@ class Op:
     builtin: bool = False
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise InvalidArgument(
-                f"op function={self.function!r}: expected a function of two arrays"
-            )
+        arguments.function("op function", self.function, "two arrays")
 
     @property
     def identity(self) -> Hashable:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import whole
 from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed, wrong_length
 from .base import AllOf, Backend, Request
 from .board import Board, private_words
@@ -210,8 +211,7 @@ class SimulatedBackend(Backend):
         nodes : sequence, optional
             A key per rank; ranks with equal keys share a node.  By default all do.
         """
-        if not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"size={size!r}: expected a whole number of ranks >= 1")
+        whole("size", size)
         if nodes is not None and len(nodes) != size:
             raise InvalidArgument(
                 f"nodes={nodes!r}: expected one key for each of the {size} ranks, not {len(nodes)}"

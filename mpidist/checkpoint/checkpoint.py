@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..arguments import whole
 from ..communicator.communicator import check_communicator
 from ..errors import (
     CheckpointError,
@@ -89,9 +90,8 @@ class Checkpoint:
         check_communicator(comm)
         if not isinstance(folder, (str, PathLike)):
             raise InvalidArgument(f"rank {comm.rank}: folder={folder!r}: expected a path")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InvalidArgument(f"rank {comm.rank}: keep={keep!r}: expected a whole number > 0")
-        self.folder, self.keep, self._comm = Path(folder), keep, comm
+        self.keep = whole("keep", keep, 1, f"rank {comm.rank}: ")
+        self.folder, self._comm = Path(folder), comm
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -131,12 +131,11 @@ class Checkpoint:
 
         def declare() -> tuple[Any, Any]:
             nonlocal objects
-            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-                raise InvalidArgument(f"rank {rank}: step={step!r}: expected a whole number >= 0")
+            number = whole("step", step, 0, f"rank {rank}: ")
             objects, own = self._declared(per_rank, objects)
             divided.update((name, self._division(v, name in own)) for name, v in objects.items())
             by_name = sorted((name, by) for name, by in divided.items() if by)
-            return (step, sorted(objects)), by_name
+            return (number, sorted(objects)), by_name
 
         def gather() -> dict[str, str]:
             trees = {}
@@ -293,13 +292,8 @@ class Checkpoint:
         skipped: set[str] = set()
 
         def check_arguments() -> None:
-            if step is not None and (
-                isinstance(step, bool) or not isinstance(step, int) or step < 0
-            ):
-                raise InvalidArgument(
-                    f"rank {rank}: step={step!r}: expected a whole number >= 0, or None for the "
-                    "highest"
-                )
+            if step is not None:
+                whole("step", step, 0, f"rank {rank}: ", ", or None for the highest")
             for name, value in objects.items():
                 loads = callable(getattr(value, "load_state_dict", None))
                 if not loads and source_of(value) is None:

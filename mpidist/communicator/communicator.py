@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from .. import arguments
 from ..backends.base import Backend, complete
 from ..calls.arrays import as_input, check_shape, kind_of_memory
 from ..calls.prepare import Caller, Prepared, check_counts, prepare
@@ -181,10 +182,7 @@ class Communicator:
         calibrate: bool | Calibration | None = None,
     ):
         for name, value in (("segment_bytes", segment_bytes), ("window", window)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgument(
-                    f"rank {backend.rank}: {name}={value!r}: expected a whole number >= 1"
-                )
+            arguments.whole(name, value, 1, f"rank {backend.rank}: ")
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
         self._backend, self._place = complete(backend), Caller(backend.rank, backend.size)
@@ -1016,8 +1014,7 @@ class Communicator:
         self, value: Any, function: Callable[[Any, Any], Any], root: int, shared: bool
     ) -> Any:
         """Return the combined objects on the root, and if `shared` on every rank."""
-        if not callable(function):
-            raise self._place.wrong(f"function={function!r}: expected a function of two objects")
+        arguments.function("function", function, "two objects", f"rank {self.rank}: ")
         values = self.gather_object(value, root)
         result = failure = None
         if values is not None:
@@ -1057,8 +1054,8 @@ class Communicator:
         """
 
         def check() -> tuple[()]:
-            if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
-                raise self._place.wrong(f"color={color!r}: expected a whole number >= 0, or None")
+            if color is not None:
+                arguments.whole("color", color, 0, f"rank {self.rank}: ", ", or None")
             return ()
 
         with self._door:

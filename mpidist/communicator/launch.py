@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..arguments import one_of
 from ..backends.board import Board
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
@@ -268,8 +269,7 @@ def start_mpi(thread_level: str) -> Any:
 
 def check_thread_level(mpi: Any, thread_level: str) -> None:
     """Raise InvalidArgument for a name that is unknown, LaunchError for more than MPI provides."""
-    if thread_level not in LEVELS:
-        raise InvalidArgument(f"thread_level={thread_level!r}: expected one of {', '.join(LEVELS)}")
+    one_of("thread_level", thread_level, LEVELS)
     have = mpi.Query_thread()  # MPI's levels are ordered, but their numbers are each library's own
     levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
     if have < levels[LEVELS.index(thread_level)]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 
+from ..arguments import one_of
 from ..errors import ConfigError
 
 LEVEL, RANKS = "MPIDIST_LOG", "MPIDIST_LOG_RANKS"
@@ -21,8 +22,8 @@ def set_up_log(rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """
     level = environ.get(LEVEL, "").strip().lower()
     wanted = environ.get(RANKS, "").strip() or "0"
-    if level and level not in LEVELS:
-        raise ConfigError(f"{LEVEL}={level!r}: expected one of {', '.join(LEVELS)}")
+    if level:
+        one_of(LEVEL, level, LEVELS, error=ConfigError)
     if wanted != "all" and not all(part.strip().isdecimal() for part in wanted.split(",")):
         raise ConfigError(f"{RANKS}={wanted!r}: expected all, or ranks such as 0 or 0,3")
     log = logging.getLogger("mpidist")

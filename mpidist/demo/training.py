@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..arguments import whole
 from ..bench.progress import draw_progress
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported
@@ -254,10 +255,9 @@ def _check(rank: int, **values: Any) -> None:
         raise InvalidArgument(f"rank {rank}: {name}={values[name]!r}: expected {expected}")
 
     for name in ("epochs", "batch"):
-        if not isinstance(values[name], int) or values[name] < 1:
-            refuse(name, "a whole number > 0")
+        whole(name, values[name], 1, f"rank {rank}: ")
     if not all(isinstance(n, int) and n > 0 for n in values["hidden"]):
-        refuse("hidden", "a tuple of whole numbers > 0")
+        refuse("hidden", "a tuple of whole numbers >= 1")
     if values["dtype"] not in LOSS_TOLERANCE:
         refuse("dtype", " or ".join(LOSS_TOLERANCE))
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..arguments import one_of
 from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
 from ..schedule.contract import COLLECTIVES
@@ -131,8 +132,8 @@ class GpuCandidate:
 def forced_executor(environ: Mapping[str, str] = os.environ) -> str:
     """Return the executor that ``MPIDIST_GPU`` forces; empty if it is unset."""
     name = environ.get(VARIABLE, "").strip().lower()
-    if name and name not in NAMES:
-        raise ConfigError(f"{VARIABLE}={name!r}: expected one of {', '.join(NAMES)}")
+    if name:
+        one_of(VARIABLE, name, NAMES, error=ConfigError)
     return name
 
 

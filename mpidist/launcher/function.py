@@ -17,7 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..errors import InvalidArgument, LaunchError, MpidistError, unpicklable
+from .. import arguments
+from ..errors import LaunchError, MpidistError, unpicklable
 from ..measure import plural
 from .allocation import SlurmAllocation, kill_wait, whole_job
 from .job import JobOptions, check_not_nested, make_launch, monitors, own_environment
@@ -76,10 +77,9 @@ def run(
     >>> mpidist.run(lambda comm: comm.allreduce(comm.rank).item(), n=4)  # doctest: +SKIP
     [6, 6, 6, 6]
     """
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-        raise InvalidArgument(f"n={n!r}: expected a whole number of ranks >= 1")
-    if not callable(fn):
-        raise InvalidArgument(f"fn={fn!r}: expected a function that takes a communicator")
+    if n is not None:
+        n = arguments.whole("n", n)
+    arguments.function("fn", fn, "a communicator")
     check_not_nested(os.environ)
     payload = _pickled(fn, args, kwargs)
     allocation = SlurmAllocation.find()

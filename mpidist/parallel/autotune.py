@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..arguments import one_of
 from ..communicator.communicator import Communicator
-from ..errors import InvalidArgument, Unsupported
+from ..errors import Unsupported
 from .bucketing import Grouping
 from .transport import TRANSPORTS
 
@@ -68,9 +69,7 @@ def candidates(
     gradients on a GPU.  InvalidArgument for an unknown name; Unsupported for "thread" where MPI
     allows no calls from several threads, or gradients are on a GPU.
     """
-    if overlap not in ("auto", *TRANSPORTS):
-        expected = ", ".join(map(repr, ("auto", *TRANSPORTS)))
-        raise InvalidArgument(f"rank {comm.rank}: overlap={overlap!r}: expected one of {expected}")
+    one_of("overlap", overlap, ("auto", *TRANSPORTS), f"rank {comm.rank}: ")
     threads = comm.backend.threads
     if overlap == "thread" and not threads:
         raise Unsupported(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import one_of
 from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
@@ -59,11 +60,7 @@ class BufferSync:
     HOW = ("broadcast", "average", "keep")
 
     def __init__(self, comm: Communicator, read: Callable[[], Named], how: str):
-        if how not in self.HOW:
-            raise InvalidArgument(
-                f"rank {comm.rank}: buffers={how!r}: expected one of "
-                f"{', '.join(map(repr, self.HOW))}"
-            )
+        one_of("buffers", how, self.HOW, f"rank {comm.rank}: ")
         self._comm, self._read, self.how = comm, read, how
         # One flat array for each dtype and device: a model has many small buffers, each of which
         # would be a collective of its own.

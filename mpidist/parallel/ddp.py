@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arguments import one_of, whole
 from ..checkpoint.format import Divided, MayDiffer, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
@@ -563,12 +564,8 @@ def is_state(state: Any) -> bool:
 def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, Any]) -> None:
     """Raise InvalidArgument if a module cannot be wrapped with these options."""
     for name in ("bucket_bytes", "first_bucket_bytes", "check_replicas"):
-        value, least = options[name], 0 if name == "check_replicas" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            never = "; 0 never compares" if least == 0 else ""
-            raise InvalidArgument(
-                f"rank {rank}: {name}={value!r}: expected a whole number >= {least}{never}"
-            )
+        least, more = (0, "; 0 never compares") if name == "check_replicas" else (1, "")
+        whole(name, options[name], least, f"rank {rank}: ", more)
     choices: tuple[Any, ...]
     for name, choices in (
         ("buffers", BufferSync.HOW),
@@ -577,11 +574,7 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
         ("static_graph", (True, False)),
         ("init_sync", (True, False)),
     ):
-        value = options[name]
-        if not isinstance(value, type(choices[0])) or value not in choices:
-            raise InvalidArgument(
-                f"rank {rank}: {name}={value!r}: expected one of {', '.join(map(repr, choices))}"
-            )
+        one_of(name, options[name], choices, f"rank {rank}: ")
     if isinstance(hook, type):
         raise InvalidArgument(
             f"rank {rank}: hook={hook.__name__} is a class: expected a function of a bucket, such "

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..arguments import whole
 from ..checkpoint.format import read_all
 from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import find_dtype
@@ -209,10 +210,8 @@ class PowerSGD(Feedback):
     shared = ("right",)
 
     def __init__(self, rank: int = 2, seed: int = 0):
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise InvalidArgument(f"PowerSGD: rank={rank!r}: expected a whole number > 0")
         super().__init__()
-        self.rank, self.seed = rank, seed
+        self.rank, self.seed = whole("rank", rank, 1, "PowerSGD: "), seed
 
     @chained
     def __call__(self, bucket: Bucket) -> Iterator[Any]:

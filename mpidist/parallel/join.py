@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arguments import one_of
 from ..errors import InvalidArgument
 from ..measure import counted
 from .buffers import describe_unlike
@@ -50,10 +51,7 @@ class Join:
 
     def __init__(self, model: DDP, optimizer: Any = None, early: str = "shadow"):
         rank = model.comm.rank
-        if early not in self.HOW:
-            raise InvalidArgument(
-                f"rank {rank}: early={early!r}: expected one of {', '.join(map(repr, self.HOW))}"
-            )
+        one_of("early", early, self.HOW, f"rank {rank}: ")
         lacking = [name for name in ("step", "zero_grad") if not hasattr(optimizer, name)]
         if optimizer is not None and lacking:
             raise InvalidArgument(

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import function as check_function
+from ..arguments import one_of
 from ..errors import InvalidArgument
 from ..frameworks.base import adapter, library
 from .microbatches import cut
@@ -44,14 +46,13 @@ def is_sum(function: Any, reduction: Any, rank: int) -> bool:
     does, or they contradict each other.
     """
     where = f"rank {rank}: loss_fn"
-    if not callable(function):
-        raise InvalidArgument(f"{where}={function!r}: expected a function of output and target")
+    check_function("loss_fn", function, "output and target", f"rank {rank}: ")
     keywords = function.keywords if isinstance(function, partial) else {}
     for old in ("reduce", "size_average"):
         if old in keywords:
             raise InvalidArgument(f"{where} has {old}={keywords[old]!r}: use reduction=")
-    if reduction not in (None, "mean", "sum"):
-        raise InvalidArgument(f"rank {rank}: reduction={reduction!r}: expected 'mean' or 'sum'")
+    if reduction is not None:
+        one_of("reduction", reduction, ("mean", "sum"), f"rank {rank}: ")
     own = declared(function, "reduction")
     if own is None and reduction is None:
         raise InvalidArgument(
@@ -196,10 +197,7 @@ class BatchLoss:
 
 
 def _checked(count: Callable, target: Any, rank: int) -> float:
-    if not callable(count):
-        raise InvalidArgument(
-            f"rank {rank}: count={count!r}: expected a function of a microbatch's target"
-        )
+    check_function("count", count, "a microbatch's target", f"rank {rank}: ")
     found = count(target)
     number = float(found) if hasattr(found, "shape") or isinstance(found, Real) else math.nan
     if not 0 <= number < math.inf:

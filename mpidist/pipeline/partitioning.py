@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..arguments import one_of, true_or_false, whole
 from ..communicator.communicator import Communicator
 from ..communicator.launch import started
 from ..errors import InvalidArgument, Unsupported
@@ -286,10 +287,8 @@ def partition(
         A sequence of stages, with `balance`; its text lists them.
     """
     where = f"rank {comm.rank}: " if comm is not None else ""
-    if by not in BY:
-        raise InvalidArgument(f"{where}by={by!r}: expected {' or '.join(map(repr, BY))}")
-    if not isinstance(verbose, bool):
-        raise InvalidArgument(f"{where}verbose={verbose!r}: expected True or False")
+    one_of("by", by, BY, where)
+    true_or_false("verbose", verbose, where)
     if _is_traced(model, split):
         if by != "parameters":
             raise InvalidArgument(
@@ -342,9 +341,7 @@ def _traced(model: Any, stages: Any, example: Any, split: Any, where: str) -> Pa
             f"{where}model is a {type(model).__name__}: expected a Sequential, or example=, a "
             "microbatch with which the model is traced"
         )
-    if not isinstance(stages, Integral) or isinstance(stages, bool) or int(stages) < 2:
-        raise InvalidArgument(f"{where}stages={stages!r}: expected a whole number > 1")
-    stages = int(stages)
+    stages = whole("stages", stages, 2, where)
     tracing = adapter("torch", "traced")
     if split is not None:
         split = tracing.check_split(model, split, stages, where)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import true_or_false
 from ..checkpoint.format import Divided, state_of
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument
@@ -43,14 +44,13 @@ class Arguments:
 
     def check(self, rank: int) -> None:
         """Raise InvalidArgument for an argument that no pipeline can have; local."""
-        where, given = f"rank {rank}: Pipeline", self.num_microbatches
-        schedule, checkpoint = self.schedule, self.checkpoint
+        where, schedule = f"rank {rank}: Pipeline", self.schedule
+        given = self.num_microbatches
         if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
             raise InvalidArgument(
                 f"{where}: num_microbatches={given!r}: expected a whole number > 0"
             )
-        if not isinstance(checkpoint, bool):
-            raise InvalidArgument(f"{where}: checkpoint={checkpoint!r}: expected True or False")
+        true_or_false("checkpoint", self.checkpoint, f"{where}: ")
         if self.max_live is not None and schedule != "auto":
             raise InvalidArgument(
                 f"{where}: max_live={self.max_live!r} is for schedule='auto' only, not for "

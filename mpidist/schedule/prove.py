@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from numbers import Integral
 
+from ..arguments import whole
 from ..errors import InvalidArgument, InvalidRank, ScheduleError, UnknownName
 from .contract import COLLECTIVES
 from .machine import Machine, Proof
@@ -111,11 +112,11 @@ def prepare(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
-    _check(size, 1, "size")
+    whole("size", size)
     if not isinstance(root, Integral) or not 0 <= root < size:
         raise InvalidRank(root, size, "root")
-    _check(segments, 1, "segments")
-    _check(arity, 2, "arity")
+    whole("segments", segments)
+    whole("arity", arity, 2)
     if isinstance(schedule, str):
         schedule = find(collective, schedule)
     if isinstance(schedule, Choice):
@@ -142,11 +143,6 @@ def prepare(
         memory=known.memory,
         groups=groups,
     )
-
-
-def _check(value: object, least: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InvalidArgument(f"{name}={value!r}: expected a whole number >= {least}")
 
 
 def _unregistered(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..arguments import whole
 from ..errors import ConfigError, UnknownName
 from ..foreign import read_json
 from .strategy import ALLOWED, Strategy, strategy_for
@@ -129,11 +130,11 @@ class CollectiveConfig:
 
     def validate(self) -> None:
         """Raise ConfigError if a value is not allowed; called on construction."""
-        _check_number("num_devices", self.num_devices, 1)
-        _check_number("tree_threshold_bytes", self.tree_threshold_bytes, 0)
-        _check_number("tree_arity", self.tree_arity, 2)
+        whole("num_devices", self.num_devices, error=ConfigError)
+        whole("tree_threshold_bytes", self.tree_threshold_bytes, 0, error=ConfigError)
+        whole("tree_arity", self.tree_arity, 2, error=ConfigError)
         if self.num_nodes is not None:
-            _check_number("num_nodes", self.num_nodes, 1)
+            whole("num_nodes", self.num_nodes, error=ConfigError)
             missing = [n for c in ALLOWED if getattr(self, n := f"global_{c}") is None]
             if missing:
                 names = ", ".join(missing)
@@ -407,8 +408,3 @@ def _check_known(names: Any) -> None:
     for name in names:
         if name not in FIELDS:
             raise ConfigError(str(UnknownName("configuration field", name, FIELDS)))
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected a whole number >= {least}")

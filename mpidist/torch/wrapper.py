@@ -12,6 +12,7 @@ from torch.autograd import Variable
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils._pytree import tree_leaves
 
+from .. import arguments
 from ..checkpoint.format import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import Remove, WeakHook
@@ -212,8 +213,7 @@ class Wrapper(torch.nn.Module):
         ``torch.futures.Future`` of one flat tensor, the mean of the bucket over the ranks.  Hooks
         of ``torch.distributed.algorithms`` communicate over ``torch.distributed``.
         """
-        if not callable(hook):
-            raise InvalidArgument(f"rank {self.comm.rank}: hook={hook!r}: expected a function")
+        arguments.function("hook", hook, where=f"rank {self.comm.rank}: ")
         reducer = self.reducer
         reducer.use_hook(
             CommHook(state, hook, lambda: len(reducer.grouping.buckets), self.comm.rank)

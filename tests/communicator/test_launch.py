@@ -42,7 +42,7 @@ def test_import_does_not_start_mpi():
 _IMPORTED = """
 import sys, mpidist
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
-assert rooms == {"algorithms", "errors", "measure", "schedule", "selection"}, rooms
+assert rooms == {"algorithms", "arguments", "errors", "measure", "schedule", "selection"}, rooms
 assert "mpidist.selection.choose" not in sys.modules
 assert {"statistics", "difflib", "click", "rich", "mpi4py", "numpy"} & set(sys.modules) == set()
 from mpidist.schedule import algorithms
@@ -69,8 +69,8 @@ try:
 except SystemExit as ended:
     assert not ended.code, ended.code
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
-few = {"algorithms", "cli", "commands", "communicator", "errors", "foreign", "launcher", "measure"}
-assert rooms <= few | {"schedule", "selection"}, rooms
+few = {"algorithms", "arguments", "cli", "commands", "communicator", "errors", "foreign"}
+assert rooms <= few | {"launcher", "measure", "schedule", "selection"}, rooms
 assert {n for n in sys.modules if n.startswith("mpidist.selection.")} <= {"mpidist.selection.names"}
 assert "mpidist.communicator.communicator" not in sys.modules
 assert {"numpy", "rich", "mpi4py", "torch", "multiprocessing"} & set(sys.modules) == set()

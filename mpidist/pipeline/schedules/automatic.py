@@ -9,10 +9,11 @@ from itertools import product
 from numbers import Integral
 from typing import Any
 
+from ...arguments import whole
 from ...errors import InvalidArgument, ScheduleError, UnknownName
 from .actions import SHAPES, Action, B, F, I, Placement, W
 from .messages import attach
-from .schedule import PipelineSchedule, check_count, schedules
+from .schedule import PipelineSchedule, schedules
 from .simulate import Costs, Timeline, Times, as_costs, run
 from .walk import check
 
@@ -194,7 +195,7 @@ def automatic(
         If `placement` is neither "loop" nor "v".
     """
     for name, value in (("size", size), ("microbatches", microbatches), ("chunks", chunks)):
-        check_count(value, name)
+        whole(name, value)
     if placement not in SHAPES:
         raise UnknownName("placement", placement, SHAPES)
     place = Placement(size, chunks, placement)

@@ -9,6 +9,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+from ...arguments import whole
 from ...errors import InvalidArgument, MpidistError, ScheduleError, UnknownName, Unsupported
 from ...schedule.registry import Registered, check_made, check_name
 from .actions import KINDS, SHAPES, Action, Placement
@@ -130,7 +131,7 @@ class PipelineSchedule(Registered):
         """
         if chunks is None:
             return self.chunks
-        check_count(chunks, "chunks")
+        whole("chunks", chunks)
         if chunks != self.chunks and not self.any_chunks:
             able = [s.name for s in schedules() if s.any_chunks or s.chunks == chunks]
             raise Unsupported(
@@ -141,7 +142,7 @@ class PipelineSchedule(Registered):
 
     def place(self, size: int, chunks: int | None = None) -> Placement:
         """Return the placement of the virtual stages on `size` ranks."""
-        check_count(size, "size")
+        whole("size", size)
         return Placement(size, self.count_chunks(chunks), self.placement)
 
     def unsupported(self, size: int, microbatches: int, chunks: int | None = None) -> str | None:
@@ -163,8 +164,8 @@ class PipelineSchedule(Registered):
             If the generator fails, does not end, or yields anything but actions of these
             microbatches and chunks.
         """
-        check_count(size, "size")
-        check_count(microbatches, "microbatches")
+        whole("size", size)
+        whole("microbatches", microbatches)
         chunks = self.count_chunks(chunks)
         reason = self.unsupported(size, microbatches, chunks)
         if reason is not None:
@@ -173,12 +174,6 @@ class PipelineSchedule(Registered):
         made = partial(self.function, rank, size, microbatches, **keywords)
         place = self.place(size, chunks)
         return ActionCheck(self.name, rank, place, microbatches, self.splits).check(made)
-
-
-def check_count(value: object, name: str) -> None:
-    """Raise InvalidArgument if an argument is not a whole number ≥ 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidArgument(f"{name}={value!r}: expected a whole number >= 1")
 
 
 RESERVED = ("auto",)
@@ -211,7 +206,7 @@ def pipeline_schedule(
         A decorator that returns the generator unchanged.
     """
     check_name(name, "a pipeline schedule", RESERVED)
-    check_count(chunks, "chunks")
+    whole("chunks", chunks)
     if placement not in SHAPES:
         raise UnknownName("placement", placement, SHAPES)
 
@@ -269,7 +264,7 @@ def as_schedule(schedule: str | PipelineSchedule | Callable) -> PipelineSchedule
     keyword = signature.parameters.get("chunks")
     name = getattr(schedule, "__name__", "schedule")
     chunks = keyword.default if keyword and keyword.default is not keyword.empty else 1
-    check_count(chunks, f"schedule={name}: its default of chunks")
+    whole(f"schedule={name}: its default of chunks", chunks)
     return PipelineSchedule(name, schedule, chunks)
 
 
