@@ -22,37 +22,16 @@ _GROUP = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class SlurmAllocation:
-    """The resources that SLURM granted to a job.
+    """The resources that SLURM granted to a job."""
 
-    Attributes
-    ----------
-    job : str
-        Number of the job, or ARRAY_INDEX where the number is also that of a whole job array.
-    node_list : str
-        Nodes as SLURM writes them, for example ``n[1-4]``.
-    cpus : tuple of int
-        CPUs of each node as SLURM counts them: cores or hardware threads.
-    tasks : tuple of int
-        Tasks on each node; empty if the job requested none.
-    cpus_per_task : int or None
-        CPUs of each task; None if the job requested none.
-    partition : str
-        Partition of the job.
-    restarts : int
-        Number of restarts by SLURM, according to the environment, which may be inherited from the
-        job that submitted this one.
-    parts : int
-        Components of a heterogeneous job; 1 for other jobs.
-    """
-
-    job: str
-    node_list: str
-    cpus: tuple[int, ...]
-    tasks: tuple[int, ...] = ()
-    cpus_per_task: int | None = None
+    job: str  # its number, or ARRAY_INDEX where the number is also that of a whole job array
+    node_list: str  # as SLURM writes it, for example n[1-4]
+    cpus: tuple[int, ...]  # of each node, as SLURM counts them: cores or hardware threads
+    tasks: tuple[int, ...] = ()  # on each node; empty if the job requested none
+    cpus_per_task: int | None = None  # None if the job requested none
     partition: str = ""
-    restarts: int = 0
-    parts: int = 1
+    restarts: int = 0  # by the environment, perhaps that of the job that submitted this one
+    parts: int = 1  # of a heterogeneous job
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> SlurmAllocation | None:
@@ -176,19 +155,9 @@ def requeue(allocation: SlurmAllocation, most: int) -> None:
     """Have SLURM put this job back into its queue; SLURM ends the job, and starts it again later.
 
     It does not return, but waits until SLURM ends it: a batch script that ended by itself meanwhile
-    would count as failed, and not be queued.
+    would count as failed, and not be queued.  Of a job array only this job is requeued.
 
-    Parameters
-    ----------
-    allocation : SlurmAllocation
-        The allocation of the job; of a job array only this job is requeued.
-    most : int
-        How often the job may be requeued.
-
-    Raises
-    ------
-    LaunchError
-        If the job was requeued that often already, or SLURM refuses or does not end the job.
+    LaunchError is raised if it was requeued `most` times already, or SLURM refuses.
     """
     known = job_facts(allocation.job).get("Restarts", "")  # the environment may be another job's
     restarts = int(known) if known.isdecimal() else allocation.restarts

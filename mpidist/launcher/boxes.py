@@ -70,23 +70,13 @@ def write_fully(screen: int, data: bytes) -> None:
 class Boxes:
     """Copies a launcher's output to that of this process at once, but holds its boxes back.
 
-    Parameters
-    ----------
-    write : callable
-        Called with 1 (standard output) or 2 (standard error) and the bytes to write there, by a
-        thread for each.
-
-    Attributes
-    ----------
-    told : bool
-        Whether ``mpidist run`` has said which rank failed and how: then no box is shown.
-    lost : set of int
-        1, 2 or both, if output is lost because it cannot be written there.
+    A thread for each calls `write` with 1 (standard output) or 2 (standard error) and the bytes.
     """
 
     def __init__(self, write: Callable[[int, bytes], object] = write_fully) -> None:
-        self.told, self._write = False, write
-        self.lost: set[int] = set()
+        self._write = write
+        self.told = False  # whether a rank's failure has been printed: then no box is shown
+        self.lost: set[int] = set()  # 1 and 2, where output is lost: it cannot be written
         self._held: list[tuple[int, bytes, float]] = []  # file descriptor, text, time
         self._threads: list[threading.Thread] = []
         self._ended = False  # whether the launcher has ended

@@ -14,24 +14,12 @@ from .slurm import place, slurm_command
 
 @dataclass(frozen=True)
 class Launch:
-    """A launcher (mpiexec or srun) with its arguments and environment variables.
-
-    Attributes
-    ----------
-    ranks : int
-        Number of ranks.
-    launcher : list of str
-        The launcher and its arguments, in front of the program.
-    settings : dict
-        Environment variables to set for it, beside those of this process.
-    allocated : bool
-        Whether the launch is in a SLURM allocation.
-    """
+    """A launcher (mpiexec or srun) with its arguments and environment variables."""
 
     ranks: int
-    launcher: list[str]
-    settings: dict[str, str]
-    allocated: bool
+    launcher: list[str]  # with its arguments, in front of the program
+    settings: dict[str, str]  # environment variables, beside those of this process
+    allocated: bool  # whether in a SLURM allocation
 
     def line(self, program: list[str], settings: bool = True) -> str:
         """Return the command for `program` as text for a shell; with `settings`, after ``env``."""
@@ -54,12 +42,7 @@ def slurm_launch(
 ) -> Launch:
     """Return the launch on the nodes of an allocation, by srun with `plugin` or by mpiexec (None).
 
-    Raises
-    ------
-    LaunchError
-        If the job is heterogeneous.
-    InvalidArgument
-        If no number of ranks is known, or the ranks need more nodes than there are.
+    LaunchError is raised if the job is heterogeneous.
     """
     if allocation.parts > 1:
         raise LaunchError(

@@ -22,23 +22,13 @@ FOLLOW_UPS = tuple(kind.__name__ for kind in _FOLLOW)
 
 @dataclass
 class Failure:
-    """The exception that ended a rank.
+    """The exception that ended a rank."""
 
-    Attributes
-    ----------
-    number : int
-        The rank.
-    host : str
-        Its host.
-    kind, line, text : str
-        The name of the exception's class, the line of class and message, and the traceback.
-    """
-
-    number: int
+    number: int  # the rank
     host: str
-    kind: str
-    line: str
-    text: str
+    kind: str  # name of the exception's class
+    line: str  # class and message
+    text: str  # the traceback
 
     @property
     def follows(self) -> bool:
@@ -62,17 +52,9 @@ class Failure:
 
 @dataclass
 class Failures:
-    """The exceptions of a job's ranks, in the order in which they arrive.
+    """The exceptions of a job's ranks, in the order in which they arrive."""
 
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks of the job.
-    known : list of Failure
-        The exceptions.
-    """
-
-    ranks: int
+    ranks: int  # of the job
     known: list[Failure] = field(default_factory=list)
     _printed: int = 0  # how many of `known`
     _since: float = 0.0  # arrival of the first that is not printed

@@ -30,50 +30,21 @@ PMI2 = "--mpi=pmi2"  # under which MPI now and then does not start
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of ``mpidist run``.
+    """The options of ``mpidist run``."""
 
-    Attributes
-    ----------
-    ranks, ranks_per_node : int or None
-        Number of ranks, by default one per core, or one per task of a SLURM allocation; and, in
-        an allocation only, the largest number of ranks on a node.
-    launcher : {"auto", "srun", "mpiexec"}
-        Launcher in an allocation; "auto" for srun if it can start this MPI, else mpiexec.
-    mpi : str or None
-        The plugin of srun that starts MPI (its ``--mpi``).
-    knobs : str or None
-        File or folder of environment variables: see :func:`~mpidist.launcher.mpi.read_knobs`.
-    label : bool
-        Whether each line of output begins with its rank.
-    log_dir : str or None
-        Folder for one file of output for each rank.
-    requeue : bool
-        Whether SLURM starts the job again after exit code 75.
-    requeue_limit : int or None
-        Largest number of restarts by `requeue`; None for 20.
-    watch : bool or None
-        Whether the ranks are monitored; None for the default of this MPI and allocation.
-    start_timeout : float or None
-        Seconds that MPI_Init may take after the last rank has entered it; None for 120.
-    trace : str or None
-        File for a trace of all ranks; None for no trace.
-    full_traceback : bool
-        Whether tracebacks have the frames inside mpidist, and the launcher's boxes are shown.
-    """
-
-    ranks: int | None = None
-    ranks_per_node: int | None = None
-    launcher: str = "auto"
-    mpi: str | None = None
-    knobs: str | None = None
-    label: bool = False
-    log_dir: str | None = None
-    requeue: bool = False
-    requeue_limit: int | None = None
-    watch: bool | None = None
-    start_timeout: float | None = None
-    trace: str | None = None
-    full_traceback: bool = False
+    ranks: int | None = None  # by default one per core, or one per task of a SLURM allocation
+    ranks_per_node: int | None = None  # at most, in an allocation only
+    launcher: str = "auto"  # in an allocation: srun if it can start this MPI, else mpiexec
+    mpi: str | None = None  # the plugin of srun that starts MPI (its --mpi)
+    knobs: str | None = None  # file or folder of environment variables: see read_knobs
+    label: bool = False  # each line of output begins with its rank
+    log_dir: str | None = None  # folder for one file of output for each rank
+    requeue: bool = False  # SLURM starts the job again after exit code 75
+    requeue_limit: int | None = None  # of such restarts; None for REQUEUES
+    watch: bool | None = None  # monitors; None for the default of this MPI and allocation
+    start_timeout: float | None = None  # of MPI_Init; None for MPI_WITHIN
+    trace: str | None = None  # file for a trace of all ranks
+    full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
 
     def check(self, allocation: SlurmAllocation | None) -> None:
         """Raise InvalidArgument for options that have no effect here or contradict each other."""
@@ -142,19 +113,11 @@ def run_job(
     announce: Callable[[str], object],
     dry_run: bool = False,
 ) -> int:
-    """Start a program on a number of ranks; return the exit code of the job.
+    """Start the program of `words` on a number of ranks; return the exit code of the job.
 
-    Parameters
-    ----------
-    words : sequence of str
-        The program of each rank, and its arguments.
-    options : JobOptions
-        The options of ``mpidist run``.
-    announce : callable
-        Called with the command line before it is started: one to type by hand, with a comment of
-        what ``mpidist run`` does otherwise.
-    dry_run : bool
-        Announce the command only, with the environment variables that it needs.
+    Before, `announce` is called with the command line as one would type it, and a comment of what
+    ``mpidist run`` does otherwise.  With `dry_run` nothing follows, and the line has the
+    environment variables that the launcher needs.
     """
     check_not_nested(os.environ)
     allocation = SlurmAllocation.find()
@@ -214,14 +177,9 @@ def make_launch(
 def start(
     launch: Launch, program: Program, options: JobOptions, signals: Signals
 ) -> tuple[int, bool]:
-    """Start the launcher, with monitors if `options` say `watch`, and wait for its end.
+    """Start the launcher, with monitors if `options` say `watch`; return the exit code.
 
-    Returns
-    -------
-    status : int
-        The exit code.
-    begun : bool
-        False if MPI failed to start: a monitored rank ended or hung in MPI_Init, and none left it.
+    And whether MPI started: not if a monitored rank ended or hung in MPI_Init, and none left it.
     """
     sys.stdout.flush()
     sys.stderr.flush()

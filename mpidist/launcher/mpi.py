@@ -26,17 +26,7 @@ def say(text: str) -> None:
 def run_for_output(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a short program; return its exit code, standard output and standard error.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The program and its arguments.
-    seconds : float
-        Time limit.
-
-    Raises
-    ------
-    LaunchError
-        If the program cannot be started, or does not end in time.
+    LaunchError is raised if it cannot be started, or does not end in time.
     """
     try:
         return subprocess.run(
@@ -88,28 +78,14 @@ LOADED_WITHIN, ANSWERED_WITHIN = 120.0, 30.0  # seconds; a library may be on a s
 
 @dataclass(frozen=True)
 class InstalledMpi:
-    """The MPI library that mpi4py loads.
+    """The MPI library that mpi4py loads."""
 
-    Attributes
-    ----------
-    vendor : str
-        Name of the library as mpi4py returns it, such as "Open MPI"; "Cray MPICH" for Cray's.
-    about : str
-        Text of ``MPI_Get_library_version``; MPICH's contains its configure options.
-    """
-
-    vendor: str
-    about: str = ""
+    vendor: str  # as mpi4py returns it, such as "Open MPI"; "Cray MPICH" for Cray's
+    about: str = ""  # of MPI_Get_library_version; MPICH's contains its configure options
 
 
 def find_library() -> InstalledMpi:
-    """Return the MPI library that mpi4py loads; another process loads it to find out.
-
-    Raises
-    ------
-    LaunchError
-        If mpi4py loads none, or not in time.
-    """
+    """Return the MPI library that mpi4py loads; another process loads it to find out."""
     done = run_for_output([sys.executable, "-c", _ASK], LOADED_WITHIN)
     vendor, _, about = done.stdout.partition(_ANSWER)[2].strip().partition("\n")
     if done.returncode or not vendor:
@@ -126,11 +102,7 @@ def find_launcher(vendor: str) -> str:
     """Return the path of the mpiexec of an MPI vendor: beside Python, or on PATH.
 
     Names such as ``mpiexec.openmpi``, which Debian gives to each library's, are tried last.
-
-    Raises
-    ------
-    LaunchError
-        If there is none; the message names the launchers of other vendors.
+    LaunchError is raised if there is none, and names the launchers of other vendors.
     """
     beside = Path(sys.executable).parent
     found = [shutil.which(name, path=str(beside)) for name in ("mpiexec", "mpirun")]
@@ -166,16 +138,7 @@ def environment_for(
 ) -> dict[str, str]:
     """Return the environment variables that a launch here needs and that are not in `environ`.
 
-    Parameters
-    ----------
-    vendor : str
-        Vendor of the MPI library.
-    ranks, available : int
-        Number of ranks, and of cores for them.
-    root : bool
-        Whether the user is root, as in a container.
-    environ : mapping
-        Environment variables of the user.
+    `available` is the number of cores; `root` whether the user is root, as in a container.
     """
     wanted: dict[str, str] = {}
     if vendor == OPEN_MPI:
@@ -201,17 +164,7 @@ def folder_of(path: Path) -> str:
 def read_knobs(where: str, vendor: str) -> dict[str, str]:
     """Return the environment variables in a file of lines ``NAME=value  # reason``.
 
-    Parameters
-    ----------
-    where : str
-        A file, or a folder with env.openmpi, env.mpich and env.intelmpi, one for each vendor.
-    vendor : str
-        Vendor of the MPI library.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such file, or a line has another form.
+    `where` is the file, or a folder with env.openmpi, env.mpich and env.intelmpi.
     """
     path = Path(where) / KNOBS.get(vendor, "env") if Path(where).is_dir() else Path(where)
     if not path.is_file():

@@ -21,21 +21,11 @@ PATIENCE = 5.0  # seconds from SIGTERM, upon which an mpiexec cleans up, to SIGK
 
 @dataclass
 class Finished:
-    """A program that has ended.
+    """A program that has ended."""
 
-    Attributes
-    ----------
-    status : int or None
-        The exit code, negative for a signal; None if the time limit was reached.
-    output : str
-        Standard output and standard error.
-    seconds : float
-        Run time.
-    """
-
-    status: int | None
-    output: str
-    seconds: float
+    status: int | None  # the exit code, negative for a signal; None if the time limit was reached
+    output: str  # standard output and standard error
+    seconds: float  # run time
 
     @property
     def timed_out(self) -> bool:
@@ -52,17 +42,9 @@ def run_limited(
 ) -> Finished:
     """Run a command within a time limit, in a session of its own and without input.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The program and its arguments.
-    limit : float or callable
-        Seconds after which it is ended by :func:`end_processes`.  A callable returns the seconds
-        that are left now, and is called again when they have passed.
-    env, cwd : mapping and path, optional
-        Environment and folder; by default those of this process.
-    on_line : callable
-        Called with each line of output, as it comes.
+    After `limit` seconds it is ended by :func:`end_processes`; a callable returns the seconds that
+    are left now, and is called again when they have passed.  `on_line` is called with each line of
+    output, as it comes.
     """
     begin, lines = time.monotonic(), []
     process = subprocess.Popen(

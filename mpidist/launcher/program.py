@@ -33,11 +33,6 @@ class Program:
         An exception in a script or ``-c`` ends the job on all ranks, even before
         ``mpidist.init()``; in a module only with `modules_too`: pytest, for example, would lose its
         last lines.  ``mpidist`` is the module of that name.
-
-        Raises
-        ------
-        InvalidArgument
-            If the script or program does not exist, or is an unknown option of ``mpidist run``.
         """
         first, rest = words[0], list(words[1:])
         if first == "mpidist":

@@ -1,9 +1,10 @@
 """The monitor of one rank under ``mpidist run``: starts the program, and reports how it ended.
 
 ``python -I -S rank_process.py ADDRESS [label] [logs=DIR] -- PROGRAM…``; ADDRESS is
-``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  One such process runs
-beside every rank, so it uses the standard library only.  The program and its children are a process
-group: signals go to all of it, and it does not outlive the program.
+``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  With ``label`` each
+line of output begins with the rank; DIR is a folder for one file of output for each rank.  One such
+process runs beside every rank, so it uses the standard library only.  The program and its children
+are a process group: signals go to all of it, and it does not outlive the program.
 """
 
 from __future__ import annotations
@@ -67,16 +68,7 @@ class RankProcess:
     """The program of one rank, and the connection to ``mpidist run``.
 
     The program sends *notes*, one datagram of JSON each: MPI is starting or has started, the
-    exception that ends it, its exit code.
-
-    Parameters
-    ----------
-    address : str
-        Hosts and port of ``mpidist run``: ``HOST,HOST,…/PORT``.
-    label : bool
-        Whether each line of output begins with the rank.
-    logs : str or None
-        Folder for one file of output for each rank.
+    exception that ends it, its exit code.  For the parameters see this module's docstring.
     """
 
     def __init__(self, address: str, label: bool, logs: str | None):
@@ -287,12 +279,8 @@ def own_group() -> None:
 def start_guard(leader: int) -> tuple[int, int]:
     """Start a process that kills the process group of `leader` if this process is killed.
 
-    The kernel kills the leader only (PR_SET_PDEATHSIG), not the children of a shell.
-
-    Returns
-    -------
-    guard, pipe : int
-        Process id of the guard, and the end of a pipe: a byte in it tells the guard not to kill.
+    The kernel kills the leader only (PR_SET_PDEATHSIG), not the children of a shell.  Return the
+    guard's process id, and the end of a pipe: a byte in it tells the guard not to kill.
     """
     ours, pipe = os.pipe()
     guard = os.fork()

@@ -25,35 +25,17 @@ LAUNCHERS = ("auto", "srun", "mpiexec")
 
 @dataclass(frozen=True)
 class RankLayout:
-    """The layout of ranks on nodes.
-
-    Attributes
-    ----------
-    ranks, nodes, per_node : int
-        Number of ranks, number of nodes that they use, and most ranks on a node.
-    cpus : int
-        CPUs of each rank, as SLURM counts them; 1 if oversubscribed.
-    cores : int
-        Cores of each rank, at least 1; fewer than `cpus` if these are hardware threads.
-    oversubscribed : bool
-        Whether a node has more ranks than CPUs for them.
-    slots : int
-        Largest number of tasks on a node; of CPUs, if the job requested no tasks.
-    by_threads : bool
-        Whether ranks share cores, each with its own hardware threads.
-    uneven : bool
-        Whether nodes have different numbers of ranks because SLURM placed the job's tasks so.
-    """
+    """The layout of ranks on nodes."""
 
     ranks: int
-    nodes: int
-    per_node: int
-    cpus: int
-    cores: int
-    oversubscribed: bool
-    slots: int
-    by_threads: bool
-    uneven: bool
+    nodes: int  # that they use
+    per_node: int  # at most
+    cpus: int  # of each rank, as SLURM counts them; 1 if oversubscribed
+    cores: int  # of each rank, at least 1; fewer than `cpus` if these are hardware threads
+    oversubscribed: bool  # a node has more ranks than CPUs for them
+    slots: int  # largest number of tasks on a node; of CPUs, if the job requested no tasks
+    by_threads: bool  # ranks share cores, each with its own hardware threads
+    uneven: bool  # nodes have different numbers of ranks because SLURM placed the tasks so
 
 
 def place(
@@ -61,19 +43,8 @@ def place(
 ) -> RankLayout:
     """Return the layout of ranks: like the job's tasks, otherwise node after node is filled.
 
-    Parameters
-    ----------
-    allocation : SlurmAllocation
-        Allocation of the job.
-    ranks, per_node : int or None
-        Number of ranks, and of ranks on a node, if the user gave them.
-    threads : int
-        SLURM's CPUs in a core: more than 1 if it counts hardware threads.
-
-    Raises
-    ------
-    InvalidArgument
-        If no number of ranks is known, or the ranks need more nodes than there are.
+    `threads` are SLURM's CPUs in a core: more than 1 if it counts hardware threads.
+    InvalidArgument is raised if no number of ranks is known, or they do not fit on the nodes.
     """
     nodes, tasks = allocation.nodes, allocation.tasks
     if ranks is None and per_node is None and not tasks:
@@ -151,19 +122,8 @@ def plugins_for(library: InstalledMpi) -> tuple[str, ...]:
 def choose_launcher(library: InstalledMpi, launcher: str, plugin: str | None) -> str | None:
     """Return the plugin of srun that starts this MPI; None if its own mpiexec does.
 
-    Parameters
-    ----------
-    library : InstalledMpi
-        The MPI library that mpi4py loads.
-    launcher : {"auto", "srun", "mpiexec"}
-        The user's launcher.
-    plugin : str or None
-        The user's ``--mpi``.
-
-    Raises
-    ------
-    LaunchError
-        If `launcher` or `plugin` cannot start this MPI, or would start each rank as its own job.
+    LaunchError is raised if the user's `launcher` (--launcher) or `plugin` (--mpi) cannot start it,
+    or would start each rank as a job of its own.
     """
     vendor, wanted = library.vendor, plugins_for(library)
     if plugin is not None and launcher == "mpiexec":
