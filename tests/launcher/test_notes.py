@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from mpidist.launcher.notes import Notes
 from tests.support.launcher_kits import KINDS, monitored, python, supervised
 
 STRANGER = """
@@ -40,3 +41,14 @@ def test_note_of_another_user_is_not_read(capfd, kind):
     said = capfd.readouterr()
     assert "FINISHED WELL" in said.out and "forged" not in said.err
     assert all(not state.mpi and not state.left for state in job.known.values())
+
+
+def test_note_of_an_end_is_not_one():
+    """The kernel says when a rank has ended, and its launcher with which exit code."""
+    tell = (
+        "from mpidist.communicator.launcher_notes import send_note\n"
+        "import sys; assert send_note(status=0) and send_note(status=7); sys.exit(3)"
+    )
+    job = supervised(1, Notes)
+    assert monitored(job, *python(tell)) == 3 and job.ended == [job.known[0]]
+    assert job.known[0].status == 3

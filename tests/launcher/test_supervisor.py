@@ -65,6 +65,34 @@ def test_launcher_stays_after_success_is_ended(monkeypatch, capfd):
     )
 
 
+def test_launcher_stays_after_a_failure_is_ended(monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.2)
+    watch = supervised(1)
+    words = watch.reports.command(["sh", "-c", "exit 3"])
+    assert watch.run(["sh", "-c", '"$@"; exec sleep 600', "sh", *words], RANK) == 3
+    assert "has not ended the job within 0.2 s: ending it" in capfd.readouterr().err
+
+
+DEAF = """
+import os, signal, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+def test_ranks_left_after_a_failure_are_killed(monkeypatch):
+    """One that does not hear SIGTERM; the launcher ends by itself then."""
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.2)
+    monkeypatch.setattr(supervisor, "STEP", 0.5)
+    watch = supervised(2)
+    words = watch.reports.command(python(DEAF))
+    both = """OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=1 "$@"; wait; exit 0"""
+    assert watch.run(["sh", "-c", both, "sh", *words], environment()) == 3
+    assert sorted(rank.status for rank in watch.ended) == [-signal.SIGKILL, 3]
+
+
 def test_kill_wait_steps_fit_into_it(monkeypatch):
     """After SIGTERM the steps to the end fit into the time that is left."""
     deaf = ["sh", "-c", "trap '' TERM; kill -TERM $PPID; sleep 600 & wait; sleep 600"]
