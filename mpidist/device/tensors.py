@@ -149,19 +149,32 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
     if x.requires_grad:
         x = x.detach()
     try:
-        if is_numpys(dtype):
-            return x.numpy()
-        return x.view(_WHOLE[dtype.itemsize]).numpy().view(dtype)
+        return words(x) if is_numpys(dtype) else words(x).view(dtype)
     except (RuntimeError, TypeError) as error:  # tensors of transforms and tracers have no memory
         raise InvalidArgument(f"a tensor without memory of its own: {error}") from None
 
 
-def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array; PyTorch must have the dtype."""
+def words(x: torch.Tensor) -> np.ndarray:
+    """Return an array on the memory of a CPU tensor: of integers if numpy itself has no such dtype.
+
+    That is so with ml_dtypes too, for messages between ranks of which some may not have it.
+    """
+    dtype = dtype_of(x.dtype)
+    own = not isinstance(dtype, str) and is_numpys(dtype)
+    return (x if own else x.view(_WHOLE[x.element_size()])).numpy()
+
+
+def as_tensor(array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor on the memory of an array, which the tensor keeps.
+
+    The array may have integers in place of a `dtype` that numpy lacks, as :func:`words` returns.
+    """
     if is_numpys(array.dtype):
-        return torch.from_numpy(array)
-    whole = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
-    return whole.view(getattr(torch, array.dtype.name))
+        x = torch.from_numpy(array)
+    else:
+        x = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+        dtype = dtype or getattr(torch, array.dtype.name)
+    return x if dtype is None or x.dtype is dtype else x.view(dtype)
 
 
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the itemsize of a dtype of ml_dtypes

@@ -10,7 +10,6 @@ import torch
 from ..device import tensors
 from ..errors import InvalidArgument
 from ..parallel.bucket import Bucket
-from .framework import as_tensor
 
 
 class GradBucket:
@@ -19,7 +18,7 @@ class GradBucket:
     def __init__(self, bucket: Bucket, count: int):
         self._bucket, self._count = bucket, count
         flat, dtype = bucket.flat, bucket.parameters[0].dtype
-        self._buffer = flat if isinstance(flat, torch.Tensor) else as_tensor(flat, dtype)
+        self._buffer = flat if isinstance(flat, torch.Tensor) else tensors.as_tensor(flat, dtype)
 
     def index(self) -> int:
         """Return the index of the bucket among those of a step, from 0."""

@@ -86,23 +86,13 @@ def as_array(x: torch.Tensor) -> np.ndarray:
         raise Unsupported(f"not supported: {error}") from None
 
 
-def as_tensor(flat: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on the memory of a flat numpy array; the tensor keeps the array alive.
-
-    The array has the same dtype; for bfloat16, which numpy lacks, any dtype of two bytes.
-    """
-    if dtype == torch.bfloat16:
-        return torch.from_numpy(flat.view(np.int16)).view(dtype)
-    return torch.from_numpy(flat)
-
-
 def _array(x: torch.Tensor) -> Any:
     """Return an array for a communicator: a NumPy array, or the tensor itself if it is on a GPU."""
     return x.detach() if is_there(x) else as_array(x)
 
 
 def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
-    return flat if isinstance(flat, torch.Tensor) else as_tensor(flat, dtype)
+    return flat if isinstance(flat, torch.Tensor) else tensors.as_tensor(flat, dtype)
 
 
 class Torch:

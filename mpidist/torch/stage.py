@@ -19,7 +19,6 @@ from ..pipeline.state import random_states, restored
 from ..pipeline.values import TensorForm, Tree, caller_of, unflatten
 from . import framework
 from .backward import Halves, can_halve, root_finder
-from .framework import as_tensor
 
 _NAMES = {
     getattr(torch, name): name
@@ -77,7 +76,7 @@ class TorchTensors(DevicePlace):
         x = _plain(x).detach().resolve_conj().resolve_neg().contiguous().view(-1)
         if framework.is_there(x):
             return self.tensor_messages.outgoing(x)
-        return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+        return tensors.words(x)
 
     def own(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array on memory of its own, never a view of `x`."""
@@ -112,7 +111,7 @@ class TorchTensors(DevicePlace):
                 shape
             )
         else:
-            made = as_tensor(array, _DTYPES[name]).view(shape)
+            made = tensors.as_tensor(array, _DTYPES[name]).view(shape)
         return made.requires_grad_() if wants else made
 
     def _make(self, name: str, count: int) -> Any:
