@@ -8,7 +8,8 @@ from tests.support.slurm_cluster import LONG, user_environment
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 # Closed forms of all collectives; models in parallel, equal to gloo's run and to one process.
-FILES = ["tests/torch/test_process_group_mpi.py", "tests/torch/test_models_mpi.py"]
+NAMES = "process_group", "collectives", "memory", "operation_queue", "messages", "work", "models"
+FILES = [f"tests/torch/test_{name}_mpi.py" for name in NAMES]
 SOME = ["-k", "float32 or int64 or gather or reduce_scatter or all_to_all or lstm or mixture"]
 LEAST = 10
 if LONG:

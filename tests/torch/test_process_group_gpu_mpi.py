@@ -1,6 +1,6 @@
 """The backend "mpidist" of torch.distributed for CUDA tensors: those of the host stand for them.
 
-Most cases are those of test_process_group_mpi.py.
+Most cases are those of the files of its modules, such as test_collectives_mpi.py.
 """
 
 import pytest
@@ -14,26 +14,25 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 if torch is not None:
     import torch.distributed as dist
 
-    from . import test_process_group_mpi as group
-    from .test_process_group_mpi import (  # noqa: F401
-        place,
+    from . import test_collectives_mpi as collectives
+    from .test_collectives_mpi import (  # noqa: F401
         test_all_reduce_coalesced,
         test_all_to_all_splits,
-        test_any_source,
         test_coalesced,
-        test_collective_in_a_callback,
-        test_exception_of_a_work,
         test_gather_uneven,
         test_in_place,
-        test_message_before_collective,
-        test_not_contiguous,
-        test_objects,
         test_reduce_scatter,
         test_requires_grad,
         test_sparse,
-        test_wrong_message,
-        world,
     )
+    from .test_memory_mpi import test_not_contiguous  # noqa: F401
+    from .test_messages_mpi import (  # noqa: F401
+        test_any_source,
+        test_message_before_collective,
+        test_wrong_message,
+    )
+    from .test_process_group_mpi import test_objects  # noqa: F401
+    from .test_work_mpi import test_collective_in_a_callback, test_exception_of_a_work  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,12 +45,12 @@ def asked():
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16", "int16", "bool"))
 def test_all_reduce(place, dtype):
-    group.test_all_reduce(place, getattr(torch, dtype))
+    collectives.test_all_reduce(place, getattr(torch, dtype))
 
 
 @pytest.mark.parametrize("dtype", ("float64", "uint8", "complex64"))
 def test_moves(place, dtype):
-    group.test_moves(place, getattr(torch, dtype))
+    collectives.test_moves(place, getattr(torch, dtype))
 
 
 @pytest.mark.parametrize("async_op", (False, True))
