@@ -439,27 +439,35 @@ load_option = click.option(
 )
 
 
-def is_given(context: click.Context, parameter: click.Parameter) -> bool:
-    """Return whether the user wrote a parameter on the command line."""
-    return context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+Decorator = Callable[[Any], Any]
 
 
-def check_not_given(context: click.Context, names: tuple[str, ...], reason: str) -> None:
-    """Raise UsageError if a parameter was given that has no effect here.
+def only(use: str, *parameters: Decorator) -> Decorator:
+    """Return a decorator that adds options and arguments which are only for this use of a command.
 
-    Parameters
-    ----------
-    context : click.Context
-        The context of the command.
-    names : tuple of str
-        The parameters, by their names in the function.
-    reason : str
-        What the parameters are for: the message is ``--svg: only for`` and this text.
+    See :func:`check_only`; `use` ends the sentence "--svg: only for …".
     """
-    given = [p for p in context.command.params if p.name in names and is_given(context, p)]
-    wrong = [
-        p.opts[0] if isinstance(p, click.Option) else p.human_readable_name.strip("[].")
-        for p in given
-    ]
-    if wrong:
-        raise click.UsageError(f"{', '.join(wrong)}: only for {reason}")
+
+    def decorate(command: Any) -> Any:
+        for parameter in reversed(parameters):
+            command = parameter(command)
+        for added in command.__click_params__[-len(parameters) :]:
+            added.only_for = use
+        return command
+
+    return decorate
+
+
+def check_only(context: click.Context, *uses: str) -> None:
+    """Raise UsageError if a parameter was given that is only for a use other than these."""
+    wrong: dict[str, list[str]] = {}
+    for one in context.command.params:
+        use, name = getattr(one, "only_for", None), one.name or ""
+        if use is None or use in uses:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = isinstance(one, click.Option)
+            shown = one.opts[0] if option else one.human_readable_name.strip("[].")
+            wrong.setdefault(use, []).append(shown)
+    for use, names in wrong.items():
+        raise click.UsageError(f"{', '.join(names)}: only for {use}")

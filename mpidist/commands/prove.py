@@ -22,13 +22,13 @@ from .options import (
     Count,
     algorithm_names,
     check_algorithm,
-    check_not_given,
+    check_only,
     complete,
     integer_ranges,
-    is_given,
     load_option,
     names_of_algorithms,
     naming,
+    only,
     pipeline_schedule,
 )
 
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from ..schedule.sweep import Row
 
 ALL = "all"
-PIPELINE_RANKS = list(range(1, 9))  # by default
+RANKS, PIPELINE_RANKS = range(1, 34), range(1, 9)  # by default
+ALGORITHMS = "algorithms of collectives"  # uses of options
+PIPELINES = "pipeline schedules (--pipeline)"
 WHAT = "COLLECTIVE | ALGORITHM"
 
 
@@ -64,29 +66,35 @@ def _complete(
         "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
 )
-@click.argument("words", nargs=-1, metavar=f"[{WHAT}]...", shell_complete=_complete)
+@only(
+    ALGORITHMS,
+    click.argument("words", nargs=-1, metavar=f"[{WHAT}]...", shell_complete=_complete),
+)
 @click.option(
     "--ranks",
     "--stages",
     type=integer_ranges(1),
-    default="1-33",
-    show_default=True,
-    help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8.",
+    help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8.  [default: 1-33]",
 )
-@click.option(
-    "--collective", type=COLLECTIVE_NAMES, help="The same as COLLECTIVE, with commas between them."
-)
-@click.option(
-    "--algorithm",
-    type=algorithm_names(one_sided=True),
-    help="The same as ALGORITHM, with commas between them.  tree:4 is the tree of arity 4.",
-)
-@click.option(
-    "--arity",
-    type=integer_ranges(2),
-    default="2,3,4,8",
-    show_default=True,
-    help="Arities of trees.",
+@only(
+    ALGORITHMS,
+    click.option(
+        "--collective",
+        type=COLLECTIVE_NAMES,
+        help="The same as COLLECTIVE, with commas between them.",
+    ),
+    click.option(
+        "--algorithm",
+        type=algorithm_names(one_sided=True),
+        help="The same as ALGORITHM, with commas between them.  tree:4 is the tree of arity 4.",
+    ),
+    click.option(
+        "--arity",
+        type=integer_ranges(2),
+        default="2,3,4,8",
+        show_default=True,
+        help="Arities of trees.",
+    ),
 )
 @click.option(
     "--pipeline",
@@ -97,26 +105,33 @@ def _complete(
     help="Prove pipeline schedules: all, or these.  FILE.py:NAME (or MODULE:NAME) is a generator "
     "of your own.",
 )
-@click.option(
-    "--microbatches",
-    type=integer_ranges(1),
-    default="1-16",
-    show_default=True,
-    help="Pipelines: numbers of microbatches.",
+@only(
+    PIPELINES,
+    click.option(
+        "--microbatches",
+        type=integer_ranges(1),
+        default="1-16",
+        show_default=True,
+        help="Pipelines: numbers of microbatches.",
+    ),
+    click.option(
+        "--chunks",
+        type=integer_ranges(1),
+        help="Pipelines: numbers of chunks on a rank, for schedules that serve any; by default "
+        "1-3.",
+    ),
 )
-@click.option(
-    "--chunks",
-    type=integer_ranges(1),
-    help="Pipelines: numbers of chunks on a rank, for schedules that serve any; by default 1-3.",
+@only(
+    ALGORITHMS,
+    click.option("--jobs", type=Count(), help="Processes; by default one for each core."),
 )
-@click.option("--jobs", type=Count(), help="Processes; by default one for each core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 @click.pass_context
 def prove_command(
     context: click.Context,
     words: tuple[str, ...],
-    ranks: list[int],
+    ranks: list[int] | None,
     collective: tuple[str, ...] | None,
     algorithm: tuple[str, ...] | None,
     arity: list[int],
@@ -145,23 +160,18 @@ def prove_command(
     rows: list[Any]
     begun = perf_counter()
     if pipeline is not None:
-        check_not_given(
-            context,
-            ("words", "collective", "algorithm", "arity", "jobs"),
-            "algorithms of collectives",
-        )
-        given = any(is_given(context, p) for p in context.command.params if p.name == "ranks")
+        check_only(context, PIPELINES)
         with naming("--pipeline"):
             named = None if pipeline == (ALL,) else list(map(pipeline_schedule, pipeline))
-        sizes = ranks if given else PIPELINE_RANKS
+        sizes = ranks or list(PIPELINE_RANKS)
         with progress_bar("proving") as advance:
             rows = [*pipelines.sweep(sizes, microbatches, chunks, named, _on_proof(advance))]
         print_rows = _print_pipelines
     else:
-        check_not_given(context, ("microbatches", "chunks"), "pipeline schedules (--pipeline)")
+        check_only(context, ALGORITHMS)
         chosen = _named(words, collective or (), algorithm or ())
         with progress_bar("proving") as advance:
-            rows = [*sweep(ranks, *chosen, arity, jobs, _on_proof(advance))]
+            rows = [*sweep(ranks or list(RANKS), *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         print_rows = _print_algorithms
     seconds = perf_counter() - begun

@@ -18,11 +18,12 @@ from .options import (
     COSTS,
     OUTPUT,
     Count,
-    check_not_given,
+    check_only,
     complete,
     integer_ranges,
     load_option,
     naming,
+    only,
     picture,
     pipeline_schedule,
 )
@@ -39,8 +40,7 @@ STYLES = {
     "W": "black on yellow",
     "title": "bold",
 }
-OF_COLLECTIVES = ("root", "arity", "nodes", "segments")
-OF_PIPELINES = ("microbatches", "chunks", "costs", "trace", "png")
+ALGORITHMS, PIPELINES = "algorithms of collectives", "pipeline schedules"  # uses of options
 RANKS, STAGES, MICROBATCHES = 5, 4, 8  # by default
 _READABLE = 200  # columns of a text picture in a file
 
@@ -85,38 +85,51 @@ def _complete(
     type=Count(),
     help=f"Number of ranks; by default {RANKS}, for pipelines (one stage on each) {STAGES}.",
 )
-@click.option(
-    "--root", default=0, metavar="RANK", show_default=True, help="Root of rooted collectives."
+@only(
+    ALGORITHMS,
+    click.option(
+        "--root", type=int, metavar="RANK", help="Root of rooted collectives.  [default: 0]"
+    ),
+    click.option("--arity", type=int, metavar="K", help="Arity of a tree; the same as tree:K."),
+    click.option(
+        "--nodes",
+        type=integer_ranges(1),
+        help="Ranks on each node, such as 3,2; by default one node.",
+    ),
+    click.option(
+        "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
+    ),
 )
-@click.option("--arity", type=int, metavar="K", help="Arity of a tree; the same as tree:K.")
-@click.option(
-    "--nodes", type=integer_ranges(1), help="Ranks on each node, such as 3,2; by default one node."
-)
-@click.option(
-    "--segments", type=Count(), default=1, show_default=True, help="Segments of each block."
-)
-@click.option(
-    "--microbatches", type=Count(), help=f"Pipelines: number of them; by default {MICROBATCHES}."
-)
-@click.option("--chunks", type=Count(), help="Pipelines: chunks of the model on a rank.")
-@click.option(
-    "--costs",
-    type=COSTS,
-    help="Pipelines: times of F, I, W and a message; by default 1,1,1.  1:2:1,1,1 has one F for "
-    "each virtual stage.  With --trace in seconds; by default the measured times.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(),
-    metavar="FILE",
-    help="Pipelines: draw this measured run, and the predicted run.",
+@only(
+    PIPELINES,
+    click.option(
+        "--microbatches",
+        type=Count(),
+        help=f"Pipelines: number of them; by default {MICROBATCHES}.",
+    ),
+    click.option("--chunks", type=Count(), help="Pipelines: chunks of the model on a rank."),
+    click.option(
+        "--costs",
+        type=COSTS,
+        help="Pipelines: times of F, I, W and a message; by default 1,1,1.  1:2:1,1,1 has one F "
+        "for each virtual stage.  With --trace in seconds; by default the measured times.",
+    ),
+    click.option(
+        "--trace",
+        type=click.Path(),
+        metavar="FILE",
+        help="Pipelines: draw this measured run, and the predicted run.",
+    ),
 )
 @click.option("--svg", type=OUTPUT, metavar="FILE", help="Write an SVG instead of text.")
-@click.option(
-    "--png",
-    type=picture("png"),
-    metavar="FILE",
-    help="Pipelines: write a PNG instead; needs matplotlib.",
+@only(
+    PIPELINES,
+    click.option(
+        "--png",
+        type=picture("png"),
+        metavar="FILE",
+        help="Pipelines: write a PNG instead; needs matplotlib.",
+    ),
 )
 @load_option
 @click.pass_context
@@ -124,7 +137,7 @@ def show_command(
     context: click.Context,
     what: tuple[str, ...],
     ranks: int | None,
-    root: int,
+    root: int | None,
     arity: int | None,
     nodes: list[int] | None,
     segments: int,
@@ -142,14 +155,14 @@ def show_command(
     --costs.
     """
     if len(what) == 2:
-        check_not_given(context, OF_PIPELINES, "pipeline schedules")
-        if what[0] in COLLECTIVES and not COLLECTIVES[what[0]].rooted:
-            check_not_given(context, ("root",), "collectives with a root")
-        _show_algorithm(*what, ranks or RANKS, root, arity, nodes, segments, svg)
+        check_only(context, ALGORITHMS)
+        if root is not None and what[0] in COLLECTIVES and not COLLECTIVES[what[0]].rooted:
+            raise click.UsageError("--root: only for collectives with a root")
+        _show_algorithm(*what, ranks or RANKS, root or 0, arity, nodes, segments, svg)
         return
     if len(what) > 2 or (not what and trace is None):
         raise click.UsageError("expected a COLLECTIVE and an ALGORITHM, or a pipeline SCHEDULE")
-    check_not_given(context, OF_COLLECTIVES, "algorithms of collectives")
+    check_only(context, PIPELINES)
     name = what[0] if what else None
     if trace is not None:
         from ..pipeline.schedules.show import comparison

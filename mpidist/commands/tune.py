@@ -16,7 +16,7 @@ from ..tables import Column
 from .bench.benchmark import on_step, watched
 from .bench.collectives import dtype_option
 from .console import examples, make_console, make_table, print_tables, progress_bar, show
-from .options import DURATION, OUTPUT, SIZES, collective_name, is_given, load_option
+from .options import DURATION, OUTPUT, SIZES, collective_name, load_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,10 +61,8 @@ if TYPE_CHECKING:
     "--bytes",
     "sizes",
     type=SIZES,
-    default="8-64M",
-    show_default=True,
     help="Sizes of the whole buffer; with --verify by default those of the table.  --verify adds "
-    "the sizes between them.",
+    "the sizes between them.  [default: 8-64M]",
 )
 @dtype_option
 @click.option("--force", is_flag=True, help="Write the table of a busy machine nevertheless.")
@@ -76,14 +74,12 @@ if TYPE_CHECKING:
     help="With --verify: write the figures as JSON.",
 )
 @load_option
-@click.pass_context
 def tune_command(
-    context: click.Context,
     collectives: tuple[str, ...],
     output: str | None,
     table: str | None,
     budget: float,
-    sizes: list[int],
+    sizes: list[int] | None,
     dtype: np.dtype,
     force: bool,
     json_file: str | None,
@@ -115,8 +111,8 @@ def tune_command(
             raise InvalidArgument(
                 f"--verify {table}: no entry for {', '.join(missing)}; it has {', '.join(known)}"
             )
-        given = any(is_given(context, p) for p in context.command.params if p.name == "sizes")
-        sizes = sizes if given else held
+        sizes = sizes or held
+    sizes = sizes or SIZES.parse("8-64M")
     settings = TuningSettings(collectives or known, sorted(set(sizes)), dtype, budget)
     if output is not None:
         if machine.busy and not force:

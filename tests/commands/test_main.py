@@ -383,7 +383,10 @@ def test_launched_rank():
         ("bench ddp --parameters 0", "--parameters … '0' … expected positive numbers"),
         ("bench ddp --overlap --parameters 4", "--parameters … only for steps without --overlap"),
         ("bench ddp --model gpt3", "--model … 'gpt3' is not one of"),
-        ("bench ddp --model moe --parameters 4", "--parameters … only for steps without --model"),
+        (
+            "bench ddp --model moe --parameters 4",
+            "--parameters … only for steps without --overlap or --model",
+        ),
         ("bench ddp --model moe --overlap", "--model … only for steps without --overlap"),
         ("bench torch --step fsdp3", "--step … 'fsdp3' is not one of"),
         (

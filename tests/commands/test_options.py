@@ -14,8 +14,10 @@ from mpidist.commands.options import (
     SIZES,
     algorithm_names,
     byte_count,
+    check_only,
     collective_name,
     integer_ranges,
+    only,
 )
 from mpidist.errors import InvalidArgument
 
@@ -71,3 +73,27 @@ def test_shell_complete_names_after_a_comma_or_files():
     assert ("ring,tree", "plain") in of(algorithm_names(["allreduce"]), "ring,tr")
     assert of(OUTPUT, "a") == of(PAGE, "a") == [("a", "file")]
     assert of(DURATION, "") == []
+
+
+def test_check_only_names_options_of_another_use():
+    @click.command()
+    @click.option("--plain")
+    @only("pictures", click.option("--svg", default="a"), click.argument("words", nargs=-1))
+    @only("texts", click.option("--wide"))
+    @click.option("--use")
+    @click.pass_context
+    def command(context, use, **options):
+        check_only(context, *filter(None, [use]))
+
+    def call(*line):
+        command.main(list(line), standalone_mode=False)
+
+    call("--plain", "x")
+    call("--use", "pictures", "--svg", "a", "word")
+    for line, words in (
+        (("--svg", "a", "word"), "^--svg, WORDS: only for pictures$"),
+        (("--use", "texts", "--svg", "b"), "^--svg: only for pictures$"),
+        (("--use", "pictures", "--wide", "1"), "^--wide: only for texts$"),
+    ):
+        with pytest.raises(click.UsageError, match=words):
+            call(*line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import examples
-from ..options import MILLIONS, Count, check_not_given
+from ..options import MILLIONS, Count, check_only, only
 from .benchmark import benchmark
 
 MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
@@ -16,6 +16,7 @@ MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imp
 if TYPE_CHECKING:
     from ...bench import Results
     from ...communicator.communicator import Communicator
+MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap or --model"
 
 
 @click.command(
@@ -27,20 +28,27 @@ if TYPE_CHECKING:
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
     ),
 )
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Choice(MODELS),
-    help="Real model to measure, with random weights; may be repeated.",
+@only(
+    MODEL_STEPS,
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        type=click.Choice(MODELS),
+        help="Real model to measure, with random weights; may be repeated.",
+    ),
 )
-@click.option(
-    "--parameters",
-    type=MILLIONS,
-    default="4,17",
-    show_default=True,
-    metavar="MILLIONS",
-    help="Without --model: sizes of plain networks of linear layers, in millions of parameters.",
+@only(
+    PLAIN_STEPS,
+    click.option(
+        "--parameters",
+        type=MILLIONS,
+        default="4,17",
+        show_default=True,
+        metavar="MILLIONS",
+        help="Without --model: sizes of plain networks of linear layers, in millions of "
+        "parameters.",
+    ),
 )
 @click.option(
     "--overlap",
@@ -73,10 +81,7 @@ def ddp_command(
     allreduce per parameter, and DistributedDataParallel over gloo.  Without PyTorch, only the
     averaging of small gradients is measured.
     """
-    if overlap:
-        check_not_given(context, ("parameters", "models"), "steps without --overlap")
-    if models:
-        check_not_given(context, ("parameters",), "steps without --model")
+    check_only(context, *() if overlap else (MODEL_STEPS,) if models else (PLAIN_STEPS,))
     from ...bench.training import measure_models, measure_overlap, measure_steps
 
     if overlap:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..console import examples
-from ..options import SIZES, Count, check_not_given
+from ..options import SIZES, Count, check_only, only
 from .benchmark import benchmark
 
+CALLS, TRAINING = "collectives, without --step", "training steps, with --step"
 STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
 
 if TYPE_CHECKING:
@@ -26,19 +27,22 @@ if TYPE_CHECKING:
         "mpidist run -n 2 -- mpidist bench torch --step fsdp2 --step tensor_parallel",
     ),
 )
-@click.argument(
-    "collectives",
-    nargs=-1,
-    type=click.Choice(["all_reduce", "all_gather", "broadcast"]),
-    metavar="[COLLECTIVE]...",
-)
-@click.option(
-    "--bytes",
-    "sizes",
-    type=SIZES,
-    default="4,1K,64K,1M,4M,16M",
-    show_default=True,
-    help="Sizes of the whole buffer.",
+@only(
+    CALLS,
+    click.argument(
+        "collectives",
+        nargs=-1,
+        type=click.Choice(["all_reduce", "all_gather", "broadcast"]),
+        metavar="[COLLECTIVE]...",
+    ),
+    click.option(
+        "--bytes",
+        "sizes",
+        type=SIZES,
+        default="4,1K,64K,1M,4M,16M",
+        show_default=True,
+        help="Sizes of the whole buffer.",
+    ),
 )
 @click.option(
     "--step",
@@ -47,24 +51,31 @@ if TYPE_CHECKING:
     type=click.Choice(STEPS),
     help="Training step to measure in place of collectives; may be repeated.",
 )
-@click.option(
-    "--width",
-    "widths",
-    multiple=True,
-    type=Count(),
-    default=(256, 512),
-    show_default=True,
-    help="With --step: width of the model; may be repeated.",
-)
-@click.option(
-    "--layers", type=Count(), default=4, show_default=True, help="With --step: layers of the model."
-)
-@click.option(
-    "--samples",
-    type=Count(),
-    default=8,
-    show_default=True,
-    help="With --step: samples of a batch, of 32 words each for fsdp2.",
+@only(
+    TRAINING,
+    click.option(
+        "--width",
+        "widths",
+        multiple=True,
+        type=Count(),
+        default=(256, 512),
+        show_default=True,
+        help="With --step: width of the model; may be repeated.",
+    ),
+    click.option(
+        "--layers",
+        type=Count(),
+        default=4,
+        show_default=True,
+        help="With --step: layers of the model.",
+    ),
+    click.option(
+        "--samples",
+        type=Count(),
+        default=8,
+        show_default=True,
+        help="With --step: samples of a batch, of 32 words each for fsdp2.",
+    ),
 )
 @click.option(
     "--iterations",
@@ -73,16 +84,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Timed blocks of calls, or steps.",
 )
-@click.option(
-    "--way",
-    "ways",
-    type=click.Choice(["blocking", "async_op", "functional", "queued"]),
-    multiple=True,
-    default=("blocking", "async_op"),
-    show_default=True,
-    help="How the collectives are called: async_op is followed by wait(); functional is the call "
-    "of DTensor and tensor parallelism; queued are up to 100 of async_op before the first wait(). "
-    "May be given several times.",
+@only(
+    CALLS,
+    click.option(
+        "--way",
+        "ways",
+        type=click.Choice(["blocking", "async_op", "functional", "queued"]),
+        multiple=True,
+        default=("blocking", "async_op"),
+        show_default=True,
+        help="How the collectives are called: async_op is followed by wait(); functional is the "
+        "call of DTensor and tensor parallelism; queued are up to 100 of async_op before the first "
+        "wait(). May be given several times.",
+    ),
 )
 @click.pass_context
 @benchmark
@@ -107,10 +121,7 @@ def torch_command(
     parallelize_module), over mpidist, over gloo and without communication.  A result is right if
     the steps changed the parameters as they do on one rank with the whole batch.
     """
-    if steps:
-        check_not_given(context, ("collectives", "sizes", "ways"), "collectives, without --step")
-    else:
-        check_not_given(context, ("widths", "layers", "samples"), "training steps, with --step")
+    check_only(context, TRAINING if steps else CALLS)
     from ...bench.training import NO_TORCH, ranks_have
     from ...errors import Unsupported
 
