@@ -9,7 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.nn import CrossEntropy, Linear, Module, Parameter, ReLU, Sequential
-from mpidist.pipeline.schedules import as_schedule
+from mpidist.pipeline.schedules import Span, Timeline, as_schedule, simulate
 from tests.support.training_kits import needs_torch, torch
 
 WIDTHS = (6, 8, 8, 5, 8, 8, 5, 8, 3)
@@ -361,3 +361,13 @@ def usable(pipe, stage):
     """All ranks can still agree on something; `pipe` is closed."""
     assert pipe.num_microbatches == 2 and pipe.schedule == "1f1b" and pipe.module is stage
     pipe.close()
+
+
+def measured(name="zb-h1", late=0.05):
+    """A run that took a little longer than was foreseen, seconds from some clock's zero."""
+    line = simulate(name, 3, 4, costs=(0.020, 0.021, 0.018, 0.001))
+    spans = tuple(
+        tuple(Span(a, 7 + begin * (1 + late), 7 + end * (1 + late)) for a, begin, end in part)
+        for part in line.spans
+    )
+    return Timeline(line.name, line.placement, line.microbatches, spans)
