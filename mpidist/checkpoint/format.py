@@ -352,6 +352,7 @@ class Stored:
         return convert(self._elements(0, self.count), self.library, self.shape)
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
+        """Read elements `start` to `stop` from the segments that have some of them."""
         flat = np.empty(stop - start, self.dtype)
         have = 0
         for segment in self.segments:

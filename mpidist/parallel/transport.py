@@ -279,6 +279,7 @@ class _Job:
 
 
 def _serve(queue: SimpleQueue, blocking: Blocking) -> None:
+    """Send the queued buckets, in the thread of a :class:`Thread`, until None is queued."""
     # Backward computes meanwhile: a thread that yields in its waits would keep Python's lock.
     POLLING.gentle = True
     while (job := queue.get()) is not None:

@@ -111,6 +111,7 @@ def _native(dtype: np.dtype) -> np.dtype:
 
 
 def _in_host_memory(x: Any) -> Any:
+    """Return a stage's output as a plain array of numpy, or raise if it is none."""
     if not isinstance(x, (np.ndarray, np.generic)):
         raise Unsupported(
             f"a numpy stage returned a {type(x).__module__}.{type(x).__name__}: expected arrays "

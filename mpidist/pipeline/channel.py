@@ -93,6 +93,7 @@ class Channel:
         self.nbytes += array.nbytes
 
     def _announce(self, peer: int, tag: int, metadata: Metadata, known: Metadata | None) -> None:
+        """Send a header with `metadata`; `known` is that of the receives that are posted."""
         # The receiver has posted the old shape: an empty message ends each of these receives.
         for _ in range(_messages_of(known) if known is not None else 0):
             self._send(_NOTHING, peer, tag)
@@ -144,6 +145,7 @@ class Channel:
         return True
 
     def _header(self, message: Message, tag: int) -> Metadata:
+        """Wait for a header, see :meth:`_announce`, and return the metadata in it."""
         head = np.empty(HEADER_BYTES, np.uint8)
         self._take(head, message, tag)
         (size,) = head[:8].view(np.int64).tolist()

@@ -144,6 +144,7 @@ class PipelineExecutor:
                     raise
 
     def _prepare(self, what: str) -> Tasks:
+        """Return the tasks of a step or of one half, computed at its first use and kept."""
         if what != "forward" and self._tied.names and self._replicas.sharded:
             raise InvalidArgument(
                 f"rank {self._comm.rank}: Pipeline: tied={self._tied.names} with a ZeroOptimizer: "
@@ -195,6 +196,7 @@ class PipelineExecutor:
     def _forward(
         self, task: Task, message: TensorMessage | None, batch: Batch
     ) -> TensorMessage | None:
+        """Run F; return the message for the next stage, or None after the last one."""
         stage = task.stage
         if message is None:
             tree, rows = batch.inputs.tree, batch.inputs.rows[task.microbatch]

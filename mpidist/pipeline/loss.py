@@ -197,6 +197,7 @@ class BatchLoss:
 
 
 def _checked(count: Callable, target: Any, rank: int) -> float:
+    """Return ``count(target)``, checked to be a number >= 0."""
     check_function("count", count, "a microbatch's target", f"rank {rank}: ")
     found = count(target)
     number = float(found) if hasattr(found, "shape") or isinstance(found, Real) else math.nan

@@ -313,6 +313,10 @@ def partition(
             costs = comm.broadcast_object(costs if comm.rank == 0 else None)
     else:
         costs = [float(sum(math.prod(p.data.shape) for p in parameters(m))) for m in layers]
+    # One cost for each layer with the in-place layers after it, which must not be cut off from it::
+    #
+    #     layers    Linear  ReLU(inplace)  Linear  Linear
+    #     starts    0                      2       3
     stops = [*starts[1:], len(layers)]
     ends = divide([sum(costs[start:stop]) for start, stop in zip(starts, stops)], stages)
     ends = [stops[end - 1] for end in ends]
@@ -393,6 +397,7 @@ def _report(made: Partition, comm: Communicator | None, verbose: bool) -> None:
 
 
 def _layers(model: Any, where: str) -> list[Any]:
+    """List the layers of a Sequential or sequence; raise for any other module."""
     try:
         layers = list(model.layers if isinstance(model, Sequential) else model)
     except TypeError:

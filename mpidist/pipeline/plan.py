@@ -219,6 +219,7 @@ def _task(
     stages: Sequence[Stage],
     tag: Callable[[Message], int],
 ) -> Task:
+    """Return the task of one step, without what depends on the steps after it."""
     action, receive = step.action, step.receive
     number = placement.stage(rank, action.chunk)
     send = step.sends[0] if step.sends else None

@@ -16,7 +16,13 @@ TENSOR = "tensor"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 Tree = Any
-"""The structure of a nested value, without its tensors: hashable, so that two compare quickly."""
+"""The structure of a nested value, without its tensors: hashable, so that two compare quickly.
+
+::
+
+    value   {"x": tensor, "mask": [tensor, 3]}
+    tree    ("dict", (("x", "tensor"), ("mask", ("list", ("tensor", ("plain", "int", 3))))))
+"""
 
 ONE_TENSOR: Tree = ("tuple", (TENSOR,))
 """The tree of most stages' gradients, a tuple of one tensor."""
@@ -40,6 +46,7 @@ def flatten(value: Any, what: str = "the value") -> tuple[Tree, list[Any]]:
 
 
 def _tree(value: Any, tensors: list[Any], what: str) -> Tree:
+    """Return the tree of a value, and append its tensors to `tensors`, in the order of the tree."""
     if is_tensor(value):
         tensors.append(value)
         return TENSOR
@@ -66,6 +73,7 @@ def unflatten(tree: Tree, tensors: Sequence[Any], plain: bool = True) -> Any:
 
 
 def _build(tree: Tree, tensors: Iterator[Any], plain: bool) -> Any:
+    """Return the value of a tree, with the next of the tensors wherever it has one."""
     if tree == TENSOR:
         return next(tensors)
     kind, inside = tree[0], tree[1]
@@ -88,6 +96,7 @@ def select(tree: Tree, value: Any, what: str = "the value") -> list[Any]:
 
 
 def _select(tree: Tree, value: Any, what: str) -> Iterator[Any]:
+    """Yield what :func:`select` lists; a None in `value` stands for all tensors below it."""
     if tree == TENSOR:
         if value is not None and not is_tensor(value):
             raise InvalidArgument(f"{what} is {_outline(value)}: expected a tensor or None")

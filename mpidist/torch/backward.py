@@ -84,6 +84,7 @@ class Halves:
                 self._divide(starts, order)
 
     def _divide(self, starts: list[Any], order: list[Node]) -> None:
+        """Find the border, the nodes where the second half begins; `order` has leaves first."""
         # In the picture of the class, from x to y (acc: the node that adds to a leaf's gradient)::
         #
         #     node        acc x   acc w0   mul         tanh   acc w1   mul

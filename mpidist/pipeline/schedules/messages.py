@@ -117,6 +117,7 @@ def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[lis
     last = placement.stages - 1
 
     def step(action: Action, stage: int) -> Step:
+        # F receives from the stage before and sends to the next; B and I the other way round.
         microbatch, _, kind = action
         if kind == "W":
             return Step(action)

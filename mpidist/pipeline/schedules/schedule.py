@@ -55,6 +55,7 @@ class ActionCheck:
         return actions
 
     def _wrong(self, action: Action) -> str | None:
+        """Return what is wrong with an action, as text; None if nothing is."""
         if type(action) not in _KNOWN:
             return f"yields {action!r}; it must yield F, B, I or W of mpidist.pipeline"
         if not _among(action.microbatch, self.microbatches):

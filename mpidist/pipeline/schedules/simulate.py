@@ -57,6 +57,7 @@ class Costs:
         return times
 
     def _spread(self, name: str, stages: int) -> list[float]:
+        """Return one time for each stage, given one for all or one for each."""
         given = getattr(self, name)
         if isinstance(given, float):
             return [given] * stages
