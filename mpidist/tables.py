@@ -8,24 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes
-    ----------
-    head : str
-        Text above the column; a line break is a blank where there is room.
-    align : {"left", "right"}
-        Side on which the cells are aligned.
-    wrap : bool
-        Whether cells that are too long for a terminal are wrapped.
-    narrow : bool
-        Whether narrow terminals show the column.
-    """
-
-    head: str = ""
-    align: Literal["left", "right"] = "left"
-    wrap: bool = True
-    narrow: bool = True
+    head: str = ""  # text above it; a line break is a blank where there is room
+    align: Literal["left", "right"] = "left"  # of its cells
+    wrap: bool = True  # whether cells that are too long for a terminal are wrapped
+    narrow: bool = True  # whether narrow terminals show it
 
     @classmethod
     def numbers(cls, head: str, narrow: bool = True) -> Column:
@@ -40,23 +28,13 @@ class Column:
 
 @dataclass
 class Line:
-    """One line of a table.
+    """One line of a table."""
 
-    Attributes
-    ----------
-    cells : list of str
-        Text of each column.
-    style : str
-        One of "fastest", "baseline", "wrong", "better" and "worse", or empty.
-    starts_group : bool
-        Whether the line is the first of a group, such as the candidates at one size.
-    bar : float or None
-        Length of a bar beside the line, as a fraction of the table's longest; None for no bars.
-    """
-
-    cells: list[str]
-    style: str = ""
+    cells: list[str]  # text of each column
+    style: str = ""  # "fastest", "baseline", "wrong", "better", "worse", or empty
+    # whether it is the first of a group, such as the candidates at one size
     starts_group: bool = True
+    # Length of a bar at the line's end, as a fraction of the table's longest; None for no bars.
     bar: float | None = None
 
 
