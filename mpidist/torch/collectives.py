@@ -102,8 +102,6 @@ class Collectives(dist.ProcessGroup):
             if before is not None:  # the caller's tensor stays as it is
                 source = source.detach().clone()
             data, load, _ = self._memory.through(source, "in")
-        elif filled is not None:
-            load = None
         act = partial(call, data, *arguments, out)
         steps = (
             before and partial(before, source),
