@@ -155,7 +155,7 @@ def test_an_argument_of_init_that_is_wrong_on_one_rank(python, tmp_path):
     ("name", "text", "allowed"),
     [("MPIDIST_DEBUG", text, "0 or 1") for text in ("nan", "x", "-1")]
     + [
-        ("MPIDIST_GPU", "x", "one of nccl"),
+        ("MPIDIST_GPU", "x", "one of 'nccl'"),
         ("MPIDIST_GPU_AWARE", "x", "0 or 1"),
         ("MPIDIST_GPU_CHUNK_BYTES", "x", "a whole number of bytes >= 1"),
     ],

@@ -70,7 +70,7 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("mpidist.")}
 few = {"algorithms", "arguments", "cli", "commands", "communicator", "errors", "foreign"}
-assert rooms <= few | {"launcher", "measure", "schedule", "selection"}, rooms
+assert rooms <= few | {"launcher", "measure", "schedule", "selection", "tables"}, rooms
 assert {n for n in sys.modules if n.startswith("mpidist.selection.")} <= {"mpidist.selection.names"}
 assert "mpidist.communicator.communicator" not in sys.modules
 assert {"numpy", "rich", "mpi4py", "torch", "multiprocessing"} & set(sys.modules) == set()
