@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
@@ -21,7 +20,7 @@ from ..calls.call import Call
 from ..selection.estimates import TRIED_TO
 from .programs import Bound
 
-FIRST = (3,)  # turns of each way: the first two touch new memory, one slot after the other
+FIRST = (3,)  # turns of each way: the first two touch new memory, in one slot and in the other
 _FAR_BEHIND = 2.0  # times the fastest: another load does not make up for it
 # Seconds of a turn: what interrupts a machine for a millisecond hits all three first turns of a way
 # that is as short, in 2 of 120 trials on a quiet one; and more of such turns cost little.
@@ -66,25 +65,32 @@ def shortened(call: Call) -> Call:
 def times_of(call: Call, ways: Mapping[str, Bound], rows: Sequence[int]) -> np.ndarray:
     """Return this rank's seconds of each turn (a row) of each way (a column).
 
-    `ways` are bound to the arrays of `call`; `rows` are numbers of turns in a row.
+    `ways` are bound to the arrays of `call`; `rows` are numbers of turns in a row.  The first turn
+    of each is not among the times: it writes what another way has left in the caches, which takes
+    the less the fewer of its lines others have read.
     """
-    x, out = call.x, call.out if call.out is not None else call.x
-    # Zeros are a value of every dtype, also where no number is: of "V8".
-    written = None if x is None else x.view(np.uint8)
-    words = None if out is None else out.view(np.uint8)[: out.nbytes // 8 * 8].view(np.uint64)
-    times = np.zeros((sum(rows), len(ways)))
-    for first, row in zip(accumulate(rows, initial=0), rows):
-        for number, way in enumerate(ways.values()):
+    # Zeros are a value of every dtype, also where no number is: of "V8".  Words of them are stored
+    # as a program stores, a memset of bytes is not: it need not wait for the lines.
+    written, read = _words(call.x), _words(call.out if call.out is not None else call.x)
+    times = np.zeros((sum(rows) - len(rows), len(ways)))
+    for number, row in enumerate(rows):
+        first = sum(rows[:number]) - number
+        for column, way in enumerate(ways.values()):
             assert way.within is not None
-            for turn in range(first, first + row):
+            for turn in range(first - 1, first + row - 1):
                 begun = perf_counter()
-                if written is not None:
-                    written.fill(0)
+                written.fill(0)
                 way.within()
-                if words is not None:
-                    np.bitwise_or.reduce(words)
-                times[turn, number] = perf_counter() - begun
+                np.bitwise_or.reduce(read)
+                if turn >= first:
+                    times[turn, column] = perf_counter() - begun
     return times
+
+
+def _words(x: np.ndarray | None) -> np.ndarray:
+    """Return an array as words of 8 bytes, without the rest; none of an array that is not there."""
+    data = np.empty(0, np.uint8) if x is None else x.view(np.uint8)
+    return data[: data.nbytes // 8 * 8].view(np.uint64)
 
 
 def least(times: np.ndarray) -> list[float]:

@@ -12,16 +12,7 @@ from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import (
-    MODEL,
-    SYMMETRIC_TRIED_FROM,
-    TABLE,
-    TRIED,
-    TRIED_FROM,
-    TRIED_TO,
-    Estimates,
-    Rival,
-)
+from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
 from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import AUTO, MEMORIES, kind_for
@@ -509,8 +500,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     ):
         return ()
     if rule.choose == SYMMETRIC:
-        tried = candidates.nbytes >= SYMMETRIC_TRIED_FROM and candidates.can(STAGED)
-        return (SYMMETRIC, STAGED) if tried else ()
+        return (SYMMETRIC, STAGED) if candidates.can(STAGED) else ()
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
     ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.

@@ -109,8 +109,6 @@ class Calibration:
 TRIED = "measured, in this job"
 TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
 """Bytes from which calls are tried out, and to which: longer ones are like the longest."""
-SYMMETRIC_TRIED_FROM = 512 << 10
-"""Bytes from which calls of symmetric arrays are tried out too: shorter ones gain nothing."""
 TRIED_AHEAD = 0.95  # as AHEAD, of measured times
 
 AHEAD = 0.9
