@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.prepare import Caller
+from ..communicator.agreement import from_rank_0
 from ..communicator.communicator import Communicator
 from ..communicator.explain import example_call
 from ..communicator.layers import try_out
@@ -672,13 +673,13 @@ def existing_table(comm: Communicator, path: str) -> TuningTable | None:
     ConfigError
         On every rank, if the file is there but holds no tuning table.
     """
-    found, wrong = None, ""
-    if comm.rank == 0 and Path(path).exists():
+
+    def load() -> TuningTable | None:
         try:
-            found = TuningTable.load(path)
+            return TuningTable.load(path) if Path(path).exists() else None
         except ConfigError as error:
-            wrong = f"{error}: expected a table of `mpidist tune`, or a new file"
-    found, wrong = comm.broadcast_object((found, wrong))
-    if wrong:
-        raise ConfigError(wrong)
-    return found
+            raise ConfigError(
+                f"{error}: expected a table of `mpidist tune`, or a new file"
+            ) from error
+
+    return from_rank_0(comm, load, f"the table {path}", ConfigError)

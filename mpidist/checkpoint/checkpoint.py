@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import whole
+from ..communicator.agreement import answers, check_same
 from ..communicator.communicator import check_communicator
 from ..errors import (
     CheckpointError,
     CollectiveMismatch,
-    CommunicationError,
     InvalidArgument,
     MpidistError,
 )
-from ..foreign import shown
 from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid
@@ -129,15 +128,15 @@ class Checkpoint:
         joined: dict[str, Any] = {}
         rank, size = self._comm.rank, self._comm.size
 
-        def declare() -> tuple[Any, Any]:
+        def declare() -> dict[str, Any]:
             nonlocal objects
             number = whole("step", step, 0, f"rank {rank}: ")
             objects, own = self._declared(per_rank, objects)
             divided.update((name, self._division(v, name in own)) for name, v in objects.items())
             by_name = sorted((name, by) for name, by in divided.items() if by)
-            return (number, sorted(objects)), by_name
+            return {"step": number, "names": sorted(objects), "per_rank": by_name}
 
-        def gather() -> dict[str, str]:
+        def gather() -> tuple[dict[str, str], dict[str, Entry]]:
             trees = {}
             for name, value in objects.items():
                 before = len(leaves)
@@ -149,33 +148,30 @@ class Checkpoint:
                 trees[name] = json.dumps(flatten(state, name, leaves))
                 if size == 1 or (by is not None and by[0] == "rank"):
                     alone.update(list(leaves)[before:])
-            return trees
+            entries = {path: _entry(leaf, path not in alone) for path, leaf in leaves.items()}
+            return trees, entries
 
-        def entries() -> dict[str, Entry]:
-            return {path: _entry(leaf, path not in alone) for path, leaf in leaves.items()}
-
-        def compare() -> str:
+        def prepare() -> tuple[str, Any]:
             nonlocal joined
+            if rank:  # comparing parses the trees of every rank: once is enough
+                return "", None
             joined, wrong = _compare(trees, tables)
-            return wrong
+            return wrong, None if wrong else files.make_folder(self.folder, str(step))
 
-        # A round of the ranks after each part that may fail on one of them, in this order:
+        # A round of the ranks after each part that may fail on one of them.  Five, since each part
+        # needs that the one before has ended on all ranks:
         #
         #     declare    before gather: the state of a user's object may itself be a collective call
-        #     gather     the states, as trees and arrays
-        #     entries    a digest of each array: what is shared must be equal on all ranks
-        #     write      each rank its share, into a folder with a temporary name
+        #     gather     the states, as trees and arrays, with a digest of each array
+        #     prepare    rank 0: what is shared is equal on all ranks; a folder, of temporary name
+        #     write      each rank its share, into the folder
         #     finish     the manifest, last, once all else is on the disk; then the final name
         declared = self._agree("save", declare, alike=True, first=True)
-        self._same("save(step, names)", [named for named, _ in declared])
-        self._same("save(per_rank)", [by_name for _, by_name in declared])
-        trees = self._agree("save", gather)
-        tables = self._agree("save", entries)
-        # On rank 0 only: comparing parses the trees of every rank.
-        wrong = self._agree("save", lambda: "" if rank else compare())[0]
+        check_same(f"rank {rank}: save", declared, CheckpointError)
+        trees, tables = map(list, zip(*self._agree("save", gather)))
+        wrong, made = self._agree("save", prepare)[0]
         if wrong:
             raise CheckpointError(f"rank {rank}: save: {wrong}")
-        made = self._agree("save", lambda: rank or files.make_folder(self.folder, str(step)))[0]
         holders = {
             path: [r for r, held in enumerate(tables) if path in held]
             for table in tables
@@ -291,7 +287,7 @@ class Checkpoint:
         rank, size = self._comm.rank, self._comm.size
         skipped: set[str] = set()
 
-        def check_arguments() -> None:
+        def find() -> tuple[Path, Manifest] | None:
             if step is not None:
                 whole("step", step, 0, f"rank {rank}: ", ", or None for the highest")
             for name, value in objects.items():
@@ -311,12 +307,15 @@ class Checkpoint:
                     "is also given as an object to load"
                 )
             skipped.update(names)
+            path = None if rank else self._find(step)
+            return None if path is None else (path, Manifest.load(path))
 
-        self._agree("load", check_arguments, alike=True, first=True)
-        path = self._agree("load", lambda: None if rank else self._find(step))[0]
-        if path is None:
+        # Three rounds: what rank 0 found, before all check it; and all of it, before an object is
+        # changed, since one that is restored by half is of no use; and that all are restored.
+        found = self._agree("load", find, alike=True, first=True)[0]
+        if found is None:
             return None
-        manifest = self._agree("load", lambda: None if rank else Manifest.load(path))[0]
+        path, manifest = found
         wanted = [name for name in manifest.trees if name not in skipped]
 
         def check() -> dict[str, int | None]:
@@ -381,7 +380,10 @@ class Checkpoint:
         return self._key(by)
 
     def _find(self, step: int | None) -> Path | None:
-        there = sorted(self._found())
+        try:
+            there = sorted(self._found())
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be read: {error}") from error
         wanted = [path for other, _, path in there if step is None or other == step]
         if step is not None and not wanted:
             raise CheckpointError(f"no checkpoint of step {step}: expected one of {self.steps()}")
@@ -399,15 +401,6 @@ class Checkpoint:
         named = [(path, _NAME.fullmatch(path.name)) for path in entries]
         return [(int(name[1]), int(name[2]), path) for path, name in named if name]
 
-    def _same(self, what: str, every: list[Any]) -> None:
-        """Raise CheckpointError unless the ranks' values are equal; `what` begins the message."""
-        for rank, other in enumerate(every):
-            if other != every[0]:
-                raise CheckpointError(
-                    f"rank {self._comm.rank}: {what}: rank {rank} has {other} where rank 0 has "
-                    f"{every[0]}; expected the same on all ranks"
-                )
-
     def _agree(
         self, what: str, act: Callable[[], Any], alike: bool = False, first: bool = False
     ) -> list[Any]:
@@ -417,32 +410,19 @@ class Checkpoint:
         message.  With `alike`, an error of the same class on every rank is raised as it is.
         `first` is whether other ranks may be in another call than this one's.
         """
-        result, wrong, mine = None, "", None
-        try:
-            result = act()
-        except Exception as error:  # whatever it is: the others must not wait for this rank
-            wrong, mine = _text_of(error), error
-        cause = None if isinstance(mine, MpidistError) else mine  # that says it all
-        where = f"rank {self._comm.rank}: {what}"
-        try:
-            found = self._exchange((result, wrong), not first or mine is not None)
-        except CommunicationError as lost:
-            if mine is None:
-                raise
-            raise CheckpointError(
-                f"{where}: {wrong}; the other ranks could not be told: {lost}"
-            ) from cause
-        kinds = {text.partition(":")[0] for _, text in found}
-        if alike and mine and len(kinds) == 1 and not isinstance(mine, CheckpointError):
-            raise mine
-        ranks: dict[str, list[str]] = {}
-        for rank, (_, text) in enumerate(found):
-            if text:
-                ranks.setdefault(text, []).append(str(rank))
-        if ranks:
-            errors = [f"on rank {', '.join(those)}: {text}" for text, those in ranks.items()]
-            raise CheckpointError(f"{where}: {'; '.join(errors)}") from cause
-        return [value for value, _ in found]
+        found = answers(
+            self._comm, act, lambda mine: self._exchange(mine, not first or bool(mine[1]))
+        )
+        own, size = found.own, self._comm.size
+        kinds = {text.partition(":")[0] for text in found.errors.values()}
+        every = len(found.errors) == size and len(kinds) == 1
+        if alike and own is not None and every and not isinstance(own, CheckpointError):
+            raise own
+        if found.errors:
+            cause = None if isinstance(own, MpidistError) else own  # that says it all
+            told = f"rank {self._comm.rank}: {what}: {found.told()}"
+            raise CheckpointError(told) from cause
+        return found.values
 
     def _exchange(self, mine: tuple[Any, str], again: bool) -> list[tuple[Any, str]]:
         """Return what the ranks tell each other; collective.
@@ -456,15 +436,6 @@ class Checkpoint:
             if not again:
                 raise
             return self._comm.allgather_object(mine)
-
-
-def _text_of(error: Exception) -> str:
-    """Return the class and text of an error, which may be of the user's own."""
-    try:
-        text = str(error)
-    except Exception:  # the user's code again
-        text = "its text cannot be had"
-    return shown(f"{type(error).__name__}: {text}")
 
 
 def _names(given: Any) -> set[str] | None:

@@ -8,10 +8,12 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from itertools import accumulate
+from pathlib import Path
 from time import perf_counter
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from ..engine.work import Work
 from ..errors import InvalidArgument, MpidistError
 from ..schedule.contract import COLLECTIVES
 from ..trace import Event, RankEvents, Recorder, Served, add_waits, profiled, write
+from .agreement import from_rank_0
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -147,18 +150,17 @@ class Tracing:
         mine = RankEvents(comm.rank, socket.gethostname(), error, self.recorder.full, events)
         recorded.clear()
         ranks = _gather(comm, mine)
-        failure = None
-        if comm.rank == 0:
+
+        def save() -> None:
             add_waits(ranks)
-            try:
+            with writing(self.path):
                 write(self.path, ranks)
-            except OSError as problem:
-                failure = str(problem)
             worst = max(part.error for part in ranks) * 1e6
             log.info(
                 "trace of %d ranks: %s; clocks agree within %.1f µs", comm.size, self.path, worst
             )
-        _raise_on_all(comm, self.path, failure)
+
+        from_rank_0(comm, save, "trace()")
 
 
 def clock_offset(comm: Communicator) -> tuple[float, float]:
@@ -196,20 +198,21 @@ def clock_offset(comm: Communicator) -> tuple[float, float]:
 
 def _check_path(comm: Communicator, path: str) -> None:
     """Raise InvalidArgument on every rank if rank 0 cannot write the file."""
-    failure = None
-    if comm.rank == 0:
-        try:
-            with open(path, "a", encoding="utf-8"):
-                pass
-        except OSError as problem:
-            failure = str(problem)
-    _raise_on_all(comm, path, failure)
+
+    def check() -> None:
+        with writing(path), open(path, "a", encoding="utf-8"):
+            pass
+
+    from_rank_0(comm, check, "trace()")
 
 
-def _raise_on_all(comm: Communicator, path: str, failure: str | None) -> None:
-    failure = comm.broadcast_object(failure)
-    if failure:
-        raise InvalidArgument(f"rank 0: trace({path!r}) cannot be written: {failure}")
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Return a context in which an OSError of rank 0 becomes InvalidArgument, with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(f"rank 0: trace({str(path)!r}) cannot be written: {error}") from error
 
 
 def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..arguments import whole
 from ..bench.progress import draw_progress
+from ..communicator.agreement import from_rank_0
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument, Unsupported
 from ..nn import SGD, CrossEntropy, Linear, Module, ReLU, Sequential
@@ -205,16 +206,14 @@ def _shared_digits(comm: Communicator, dtype: str) -> Digits:
 
     Importing scikit-learn takes seconds if many ranks do it on shared cores.
     """
-    loaded: Digits | str = ""
-    if comm.rank == 0:
+
+    def load() -> Digits:
         try:
-            loaded = load_digits(dtype)
+            return load_digits(dtype)
         except Unsupported as error:
-            loaded = str(error)
-    loaded = comm.broadcast_object(loaded, root=0)
-    if isinstance(loaded, str):
-        raise Unsupported(f"rank {comm.rank}: {loaded}")
-    return loaded
+            raise Unsupported(f"rank 0: {error}") from error
+
+    return from_rank_0(comm, load, "load_digits()", Unsupported)
 
 
 def _parallel_replica(

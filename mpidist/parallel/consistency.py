@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ..communicator.agreement import check_same, on_all_ranks
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..frameworks.base import Framework
@@ -35,17 +36,14 @@ def check_alike(
     """
     mine = [(name, tuple(p.data.shape), str(framework.kind(p))) for name, p in named]
     mine += [(name, tuple(array.shape), str(array.dtype)) for name, array in arrays]
-    values = {name: repr(value) for name, value in options.items()}
-    refusals, every, layouts = zip(*comm.allgather_object((why_not, values, mine)))
-    if any(refusals):
-        raise InvalidArgument(why_not or next(filter(None, refusals)))
-    for rank, others in enumerate(every):
-        for name, value in every[0].items():
-            if others[name] != value:
-                raise InvalidArgument(
-                    f"{what}: rank {rank} has {name}={others[name]} where rank 0 has {value}; "
-                    "expected the same arguments on all ranks"
-                )
+
+    def settings() -> tuple[Mapping[str, Any], list[tuple]]:
+        if why_not:
+            raise InvalidArgument(why_not)
+        return options, mine
+
+    every, layouts = zip(*on_all_ranks(comm, settings, f"{what}: the module"))
+    check_same(what, every)
     for rank, layout in enumerate(layouts):
         for other, first in zip_longest(layout, layouts[0], fillvalue="nothing"):
             if other != first:

@@ -11,18 +11,21 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ..communicator.agreement import answers
 from ..communicator.communicator import Communicator
 from ..communicator.layers import guard
 from ..errors import CommunicationError, InvalidArgument, MpidistError, RankFailed, ScheduleError
 from ..trace import profiled
 from .channel import Channel
 from .loss import BatchLoss
+from .measuring import Measuring
 from .microbatches import Microbatches
-from .plan import Measuring, Plan, Task, Tasks, check_equal, tasks_of
+from .plan import Plan
 from .replicas import Replicas, Tied
 from .schedules import Costs, Span
 from .stage import SavedActivations, Stage
 from .stats import LastStep, PipelineStats, StepTimes
+from .tasks import Task, Tasks, tasks_of
 from .values import ONE_TENSOR, Metadata, TensorMessage, Tensors, Tree, flatten, unflatten
 
 
@@ -68,7 +71,6 @@ class PipelineExecutor:
     ):
         self._measuring = plan if isinstance(plan, Measuring) else None
         self.plan: Plan = plan.plan if isinstance(plan, Measuring) else plan
-        check_equal(comm, **{"a schedule with digest": self.plan.digest()})
         self._comm, self._stages, self._microbatches = comm, stages, microbatches
         self._replicas, self._tied = replicas, tied
         self._channel = Channel(comm, microbatches, self.plan.placement.stages)
@@ -325,12 +327,16 @@ class PipelineExecutor:
         self._comm.allreduce(sums, out=sums)
         if not sums[1]:
             return float(sums[0])
-        text = None if problem is None else f"{type(problem).__name__}: {problem}"
-        everyone = self._comm.allgather_object(text)
-        if problem is not None:
-            raise problem
-        rank = next(rank for rank, text in enumerate(everyone) if text is not None)
-        error = RankFailed(f"rank {rank} ended its part of the step with {everyone[rank]}")
+
+        def tell() -> None:
+            if problem is not None:
+                raise problem
+
+        found = answers(self._comm, tell)
+        if found.own is not None:
+            raise found.own
+        rank, text = next(iter(found.errors.items()))
+        error = RankFailed(f"rank {rank} ended its part of the step with {text}")
         error.echo = True  # of an error on another rank, whose own traceback says more
         raise error
 

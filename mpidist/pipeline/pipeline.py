@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..arguments import true_or_false
 from ..checkpoint.format import Divided, state_of
+from ..communicator.agreement import check_same, on_all_ranks
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument
 from ..nn import Module
@@ -21,10 +21,11 @@ from ..parallel.ddp import DDP
 from ..parallel.deadline import allow_for_training
 from .executor import Batch, PipelineExecutor
 from .loss import BatchLoss
+from .measuring import Measuring
 from .microbatches import OutputForm, cut, cut_gradients, form_of
 from .partitioning import Partition, tied_in
-from .plan import Measuring, Plan, check_equal, make_plan, on_all_ranks
-from .replicas import Replicas, Tied, clip
+from .plan import Plan, make_plan
+from .replicas import Forms, Replicas, Tied, clip, tied_forms
 from .schedules import PipelineSchedule, as_schedule
 from .schedules.trace import Trace
 from .stage import Stage, stage_of
@@ -65,32 +66,35 @@ class Arguments:
                 "'loop' or 'v', with schedule='auto'"
             )
 
-    def agree(self, comm: Communicator, chunks: int, replicas: int) -> None:
-        """Raise InvalidArgument on every rank if arguments differ between ranks; collective."""
+    def settings(self, chunks: int, replicas: int) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by name."""
         schedule = self.schedule
-        check_equal(
-            comm,
-            schedule=schedule if isinstance(schedule, str) else as_schedule(schedule).name,
-            num_microbatches=self.num_microbatches,
-            chunks=chunks,
-            max_live=self.max_live,
-            placement=self.placement,
-            checkpoint=self.checkpoint,
-            replicas=replicas,
-        )
+        return {
+            "schedule": schedule if isinstance(schedule, str) else as_schedule(schedule).name,
+            "num_microbatches": self.num_microbatches,
+            "chunks": chunks,
+            "max_live": self.max_live,
+            "placement": self.placement,
+            "checkpoint": self.checkpoint,
+            "replicas": replicas,
+        }
 
-    def plan(self, comm: Communicator, stages: Sequence[Stage]) -> Plan | Measuring:
+    def plan(self, comm: Communicator, chunks: int, splits: bool) -> Plan | Measuring:
         """Return the plan of the proved schedule; for "auto" the Measuring that finds it.
 
-        Collective.
+        Collective, one round.  `splits` is whether backward of any stage of any rank has halves.
         """
-        numbers = self.num_microbatches, len(stages)
+        numbers = self.num_microbatches, chunks
         if self.schedule == "auto":
-            splits = any(stage.splits for stage in stages)
             return Measuring(comm, *numbers, self.max_live, splits, self.placement or "loop")
-        return on_all_ranks(
-            comm, partial(make_plan, self.schedule, comm.size, *numbers), "schedule"
-        )
+        plans: list[Plan] = []
+
+        def digest() -> dict[str, str]:
+            plans.append(make_plan(self.schedule, comm.size, *numbers))
+            return {"a schedule with digest": plans[0].digest()}
+
+        check_same("Pipeline", on_all_ranks(comm, digest, "Pipeline: schedule"))
+        return plans[0]
 
 
 EXPECTED = (
@@ -232,13 +236,23 @@ class Pipeline:
             )
         arguments = Arguments(num_microbatches, schedule, checkpoint, max_live, placement)
 
-        def checked() -> tuple[list[Any], Replicas, list[Stage]]:
+        given, found = {} if tied is None else tied, {}
+
+        def checked() -> tuple[dict[str, Any], bool, Forms]:
             arguments.check(comm.rank)
-            chunks = chunks_of(stage, comm.rank)
-            replicas = Replicas(chunks, comm.rank)
+            chunks = self._chunks = chunks_of(stage, comm.rank)
+            self._replicas = Replicas(chunks, comm.rank)
             where = f"rank {comm.rank}: chunk"
-            stages = [stage_of(m, f"{where} {k}", comm, checkpoint) for k, m in enumerate(chunks)]
-            return chunks, replicas, stages
+            self._stages = [
+                stage_of(m, f"{where} {k}", comm, checkpoint) for k, m in enumerate(chunks)
+            ]
+            for chunk in chunks:
+                found.update(tied_in(chunk.module if isinstance(chunk, DDP) else chunk))
+            return (
+                arguments.settings(len(chunks), self._replicas.count),
+                any(s.splits for s in self._stages),
+                tied_forms(given, found, comm.rank),
+            )
 
         self.module, self.comm, self.schedule = stage, comm, schedule
         allow_for_training(comm)
@@ -246,14 +260,15 @@ class Pipeline:
         own = comm.split(0)
         assert own is not None
         self._own: Communicator = own
-        self._chunks, self._replicas, self._stages = on_all_ranks(own, checked, "an argument")
-        arguments.agree(own, len(self._chunks), self._replicas.count)
+        # Two rounds of the ranks.  In the first all that a rank can say by itself; the second, of
+        # the plan, needs its outcome: equal settings, from which each rank makes the plan (for
+        # unequal ones it would fail for reasons that are not the user's mistake), or for "auto"
+        # whether any rank's stages split.
+        settings, splits, forms = zip(*on_all_ranks(own, checked, "Pipeline: an argument"))
+        check_same("Pipeline", settings)
         self.num_microbatches = int(num_microbatches)
-        plan = arguments.plan(own, self._stages)
-        found: dict[str, Any] = {}
-        for chunk in self._chunks:
-            found.update(tied_in(chunk.module if isinstance(chunk, DDP) else chunk))
-        self._tied = Tied(own, {} if tied is None else tied, found)
+        plan = arguments.plan(own, len(self._chunks), any(splits))
+        self._tied = Tied(own, given, found, forms)
         self._executor = PipelineExecutor(
             own, plan, self._stages, self._replicas, self._tied, self.num_microbatches
         )

@@ -16,6 +16,9 @@ from ..parallel.clip import clip_by_norm
 from ..parallel.ddp import DDP
 from .stage import Stage
 
+Forms = tuple[dict[str, list[str]], dict[str, list[str]]]
+"""Dtype and shape of a rank's tied parameters by name: of those given, and of those found."""
+
 
 class Replicas:
     """The DDPs around the chunks of a rank: they average over the ranks that hold the same stages.
@@ -80,26 +83,25 @@ class Tied:
     """The tied parameters of one rank; created collectively.
 
     `given` is the argument `tied` of :class:`Pipeline`, `found` the parameters in stages of this
-    rank that a Partition found in other stages, too.  InvalidArgument on every rank if any gives
-    anything but parameters, if a name has only one over all ranks, or if shapes or dtypes under a
-    name differ.
+    rank that a Partition found in other stages, too; `forms` has what :func:`tied_forms` returned
+    for them on each rank.  InvalidArgument on every rank if a name has only one parameter over all
+    ranks, or if shapes or dtypes under a name differ.
     """
 
     def __init__(
-        self, comm: Communicator, given: Mapping[str, Any], found: Mapping[str, Any] | None = None
+        self,
+        comm: Communicator,
+        given: Mapping[str, Any],
+        found: Mapping[str, Any],
+        forms: Sequence[Forms],
     ):
-        mine, wrong = _forms(given)
-        known = {id(p) for own in given.values() for p in _listed(own)} if not wrong else set()
-        found = {name: p for name, p in (found or {}).items() if id(p) not in known}
-        everyone, errors, others = zip(*comm.allgather_object((mine, wrong, _forms(found)[0])))
-        for rank, error in enumerate(errors):
-            if error:
-                raise InvalidArgument(f"rank {rank}: Pipeline: {error}")
+        everyone, others = [dict(own) for own, _ in forms], [more for _, more in forms]
         # All stages that share a parameter may be on one rank, which then adds it up by itself.
         count = Counter(name for names in others for name in names)
         for own, more in zip(everyone, others, strict=True):
             own.update({f"partition {n}": kinds for n, kinds in more.items() if count[n] > 1})
-        given = {**given, **{f"partition {n}": p for n, p in found.items() if count[n] > 1}}
+        mine = {n: p for n, p in found.items() if n in others[comm.rank] and count[n] > 1}
+        given = {**given, **{f"partition {n}": p for n, p in mine.items()}}
         self._parameters = {name: _listed(p) for name, p in given.items()}
         self._comms: dict[str, Communicator] = {}
         self._before: dict[tuple[str, int], np.ndarray] = {}
@@ -180,41 +182,49 @@ def _listed(given: Any) -> list[Any]:
     return list({id(p): p for p in several}.values())
 
 
-def _forms(given: Any) -> tuple[dict[str, list[str]], str]:
-    """Return (forms, error): dtype and shape of each tied parameter by name; "" or what is wrong.
+def tied_forms(given: Any, found: Mapping[str, Any], rank: int) -> Forms:
+    """Return dtype and shape of each tied parameter by name: of those given, and of those found.
 
-    The error is returned, not raised, so that all ranks can exchange theirs in one collective.
+    What is given under a name counts as given only.  InvalidArgument for anything but parameters.
     """
+    forms = _forms(given, rank)
+    known = {id(p) for own in given.values() for p in _listed(own)}
+    return forms, _forms({name: p for name, p in found.items() if id(p) not in known}, rank)
+
+
+def _forms(given: Any, rank: int) -> dict[str, list[str]]:
+    where = f"rank {rank}: Pipeline: tied"
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     if not isinstance(given, Mapping):
-        return found, f"tied={given!r}: expected a mapping of names to parameters"
+        raise InvalidArgument(f"{where}={given!r}: expected a mapping of names to parameters")
     for name, own in given.items():
         if not isinstance(name, str):
-            return found, f"tied has the name {name!r}: expected strings"
+            raise InvalidArgument(f"{where} has the name {name!r}: expected strings")
         found[name] = []
         if not _listed(own):
-            return found, f"tied[{name!r}] is {own!r}: expected at least one parameter"
+            raise InvalidArgument(f"{where}[{name!r}] is {own!r}: expected at least one parameter")
         for p in _listed(own):
             before = names.setdefault(id(p), name)
             if before != name:
-                return found, (
-                    f"tied has the same parameter as {before!r} and as {name!r}: expected one "
+                raise InvalidArgument(
+                    f"{where} has the same parameter as {before!r} and as {name!r}: expected one "
                     "name for each"
                 )
             try:
-                if not hasattr(p, "data") or not hasattr(p, "grad"):
-                    kind = type(p).__name__
-                    return (
-                        found,
-                        f"tied[{name!r}] is a {kind}: expected a parameter, or a list of these",
-                    )
-                array = _array(p.data)
-            # Whatever a parameter raises, such as a lazy one: the other ranks must know.
-            except Exception as error:
-                return found, f"tied[{name!r}] cannot be read: {type(error).__name__}: {error}"
+                parameter = hasattr(p, "data") and hasattr(p, "grad")
+                array = _array(p.data) if parameter else None
+            except Exception as error:  # whatever a parameter raises, such as a lazy one
+                raise InvalidArgument(
+                    f"{where}[{name!r}] cannot be read: {type(error).__name__}: {error}"
+                ) from error
+            if array is None:
+                raise InvalidArgument(
+                    f"{where}[{name!r}] is a {type(p).__name__}: expected a parameter, or a list "
+                    "of these"
+                )
             found[name].append(f"{getattr(array.dtype, 'name', array.dtype)}{list(array.shape)}")
-    return found, ""
+    return found
 
 
 def _array(x: Any) -> Any:

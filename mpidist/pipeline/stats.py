@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..communicator.agreement import from_rank_0
 from ..communicator.communicator import Communicator
-from ..communicator.tracing import clock_offset
+from ..communicator.tracing import clock_offset, writing
 from ..errors import InvalidArgument
 from ..measure import counted, format_time, numbers_of, round_size
 from ..trace import Event
@@ -140,13 +141,10 @@ def record(comm: Communicator, last: LastStep, microbatches: int, path: str | Pa
     moved = tuple([tuple([Span(a, b - start, e - start) for a, b, e in part]) for part in aligned])
     measured = Timeline(last.plan.name, last.plan.placement, microbatches, moved)
     trace = Trace(measured, mean_costs(measured), tuple(peak for _, _, peak, _ in everyone))
-    failure = None
-    if comm.rank == 0:
-        try:
+
+    def save() -> None:
+        with writing(path):
             write(path, trace, comm.name, last.step, [host for *_, host in everyone])
-        except OSError as error:
-            failure = str(error)
-    failure = comm.broadcast_object(failure)
-    if failure:
-        raise InvalidArgument(f"rank 0: trace({str(path)!r}) cannot be written: {failure}")
+
+    from_rank_0(comm, save, "trace()")
     return trace

@@ -14,6 +14,7 @@ from mpidist.errors import CheckpointError, CommunicatorInUse, InvalidArgument
 from mpidist.nn import SGD, Adam, Linear, Module, ReLU, Sequential
 from mpidist.parallel import DDP, ZeroOptimizer
 from mpidist.topology import Grid
+from tests.support.rounds import rounds
 from tests.support.training_kits import HOOKS, KITS, SMALL, Faulty, fingerprint, train
 
 pytestmark = pytest.mark.ranks(1, 3, 4)
@@ -384,8 +385,8 @@ def test_save_of_unlike_things_is_refused_on_every_rank(comm, folder):
         checkpoint.save(1, s={"a/b": np.ones(2), "a": {"b": np.zeros(2)}})
     if comm.size > 1:
         for step, objects, said in (
-            (1 + last, {"x": 1}, r"rank \d has \(2, \['x'\]\) where rank 0 has \(1,"),
-            (1, {f"x{last}": 1}, r"rank \d has \(1, \['x1'\]\) where"),
+            (1 + last, {"x": 1}, r"rank \d has step=2 where rank 0 has 1;"),
+            (1, {f"x{last}": 1}, r"rank \d has names=\['x1'\] where"),
             (1, {"x": np.zeros(2 + last)}, r"x is .*\(3,\) on rank \d and .*\(2,\) on rank 0"),
         ):
             with pytest.raises(CheckpointError, match=said):
@@ -461,7 +462,7 @@ def test_per_rank_states_come_back_to_their_rank(comm, folder):
         Checkpoint(folder, comm).save(5, per_rank={"model": model}, model=model)
     if comm.size > 1:
         other = ("order",) if comm.rank else ()
-        with pytest.raises(CheckpointError, match=r"save\(per_rank\): rank \d has"):
+        with pytest.raises(CheckpointError, match=r"save: rank \d has per_rank="):
             Checkpoint(folder, comm).save(5, per_rank=other, order=order)
 
 
@@ -617,3 +618,26 @@ def test_error_of_one_rank_is_known_on_all(comm, folder):
         word = next(iter(options))
         refused(word, InvalidArgument, lambda g=given: checkpoint.load(**g))
     assert checkpoint.steps() == [0]
+
+
+def test_save_and_load_take_few_rounds(tmp_path, monkeypatch):
+    """Five and three; why each is needed is said in save() and load()."""
+    state = {"w": np.arange(40_000.0), "n": 3}
+    with rounds(monkeypatch) as called:
+        run_simulated(3, lambda comm: Checkpoint(tmp_path, comm).save(1, state=state))
+        saved, called[:] = sorted(called), []
+        run_simulated(3, lambda comm: Checkpoint(tmp_path, comm).load())
+    for found, count in ((saved, 5), (sorted(called), 3)):
+        assert found == sorted([(rank, "allgather_object") for rank in range(3)] * count)
+
+
+def test_load_of_a_folder_that_cannot_be_read_is_refused(tmp_path):
+    """On all ranks: only rank 0 looks."""
+    (tmp_path / "file").touch()
+
+    def load(comm):
+        with pytest.raises(CheckpointError, match="load: on rank 0: .*file cannot be read: "):
+            Checkpoint(tmp_path / "file", comm).load()
+
+    for size in (1, 3):
+        run_simulated(size, load)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist import run_simulated
 from mpidist.errors import InvalidArgument, ScheduleError, Unsupported
 from mpidist.nn import Linear
 from mpidist.pipeline.schedules import B, F, as_schedule, find_schedule, schedules
 from tests.support.pipeline_kits import KITS, Run, usable
+from tests.support.rounds import rounds
 
 ALL = [schedule.name for schedule in schedules()]
 
@@ -121,7 +123,7 @@ def test_pipeline_wrong_arguments_are_refused(comm, kit):
         make(stage, comm, 2, checkpoint=1)
     with pytest.raises(InvalidArgument, match="rank 1 has .* where rank 0 has"):
         make(stage, comm, 2 + comm.rank, "gpipe")
-    with pytest.raises(InvalidArgument, match="schedule 'gpipe'"):
+    with pytest.raises(InvalidArgument, match="schedule='gpipe'"):
         make(stage, comm, 2, "gpipe" if comm.rank else "1f1b")
     for cap in (0, "2", [2] * (comm.size + 1)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: Pipeline: max_live="):
@@ -160,3 +162,42 @@ def test_pipeline_of_one_rank_is_refused(comm):
     with pytest.raises(InvalidArgument, match=r"\bsize 1: .*>= 2"):
         mpidist.Pipeline(Linear(1, 1), alone, 2)
     alone.free()
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kit", KITS)
+def test_pipeline_settings_that_differ_are_named(comm, kit):
+    """What differs between ranks is named on all of them, before anything is measured."""
+    first = comm.rank == 0
+    unlike = (
+        ("schedule='auto' where|has schedule='1f1b'", {"schedule": "auto" if first else "1f1b"}),
+        ("max_live", {"schedule": "auto", "max_live": 8 if first else 2}),
+        ("num_microbatches", {"num_microbatches": 2 if first else 4}),
+        ("checkpoint", {"checkpoint": first}),
+    )
+    for told, given in unlike:
+        stage = kit.linear(np.ones((4, 4)))
+        with pytest.raises(InvalidArgument, match=told):
+            mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
+
+    for name, value, told in (
+        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches=0: .*> 0"),
+        ("stage", 3, r"rank 0: chunk 0 .*\bint\b"),
+        ("schedule", 3, "schedule"),
+    ):
+        given = {"num_microbatches": 2, "stage": kit.linear(np.ones((4, 4)))}
+        told = told if first else f"Pipeline: .*rank 0: .*{told}"
+        with pytest.raises(InvalidArgument, match=told):
+            mpidist.Pipeline(comm=comm, **(given | {name: value} if first else given))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "second"), (("1f1b", "allgather_object"), ("auto", "broadcast_object"))
+)
+def test_pipeline_is_made_in_two_rounds(schedule, second, monkeypatch):
+    """What each rank can say by itself, then the plan."""
+    with rounds(monkeypatch) as called:
+        run_simulated(3, lambda comm: mpidist.Pipeline(Linear(3, 3), comm, 4, schedule).close())
+    for rank in range(3):
+        assert [name for r, name in called if r == rank] == ["allgather_object", second]

@@ -1,65 +1,27 @@
-"""What the ranks agree on before a step: equal settings, and a schedule from measured costs."""
+"""The plan of a pipeline: proved, the same on all ranks, with a digest by which they compare."""
 
-import numpy as np
 import pytest
 
-import mpidist
-from mpidist.errors import InvalidArgument
-from tests.support.pipeline_kits import KITS, Run
+from mpidist.errors import ScheduleError, Unsupported
+from mpidist.pipeline.plan import make_plan, plan_of
+from mpidist.pipeline.schedules import as_schedule
 
 
-@pytest.mark.ranks(2, 4)
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kit", KITS)
-def test_measured_schedule_equals_the_unsplit_model(comm, kit):
-    """schedule="auto": right before and after the schedule was computed, and within the cap."""
-    for cap in (2, None):
-        run = Run(comm, kit, "1f1b", 6, 12)
-        run.pipe.close()
-        run.pipe = mpidist.Pipeline(run.chunks[0], comm, 6, "auto", max_live=cap)
-        for _ in range(6):
-            run.forget()
-            run.check(run.step())
-            stats = run.pipe.stats()
-            assert stats.peak_live == stats.predicted_live <= (cap or comm.size)
-        assert stats.costs is not None and min(stats.costs.F) > 0
-        run.pipe.close()
-    run = Run(comm, kit, "zb-v", 6, 12)
-    run.pipe.close()
-    run.pipe = mpidist.Pipeline(run.chunks, comm, 6, "auto", placement="v")
-    for _ in range(6):
-        run.forget()
-        run.check(run.step())
-    run.pipe.close()
-    with pytest.raises(InvalidArgument, match="placement='v' with schedule='1f1b'"):
-        mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", placement="v")
-    with pytest.raises(InvalidArgument, match="max_live=2 .*schedule='auto'"):
-        mpidist.Pipeline(run.chunks[0], comm, 2, "1f1b", max_live=2)
+def test_make_plan_is_proved():
+    plan = make_plan("1f1b", 3, 4, 1)
+    assert (plan.name, plan.peaks, plan.first, plan.last) == ("1f1b", (3, 2, 1), 0, 2)
+    turn = make_plan("zb-v", 2, 4, 2)
+    assert turn.first == turn.last == 0  # the stages go down and come back
+    with pytest.raises(Unsupported, match="chunks=2"):
+        make_plan("1f1b", 3, 4, 2)
+    known = as_schedule("1f1b")
+    parts = [list(known.actions(rank, 2, 2, 1)) for rank in range(2)]
+    parts[1].pop()
+    with pytest.raises(ScheduleError):
+        plan_of("short", known.place(2, 1), parts, 2)
 
 
-@pytest.mark.ranks(2, 4)
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kit", KITS)
-def test_check_equal_names_what_differs(comm, kit):
-    """What differs between ranks is named on all of them, before anything is measured."""
-    first = comm.rank == 0
-    unlike = (
-        ("schedule 'auto' where|has schedule '1f1b'", {"schedule": "auto" if first else "1f1b"}),
-        ("max_live", {"schedule": "auto", "max_live": 8 if first else 2}),
-        ("num_microbatches", {"num_microbatches": 2 if first else 4}),
-        ("checkpoint", {"checkpoint": first}),
-    )
-    for told, given in unlike:
-        stage = kit.linear(np.ones((4, 4)))
-        with pytest.raises(InvalidArgument, match=told):
-            mpidist.Pipeline(stage, comm, **{"num_microbatches": 2, **given})
-
-    for name, value, told in (
-        ("num_microbatches", 0, "rank 0: Pipeline: num_microbatches=0: .*> 0"),
-        ("stage", 3, r"rank 0: chunk 0 .*\bint\b"),
-        ("schedule", 3, "schedule"),
-    ):
-        given = {"num_microbatches": 2, "stage": kit.linear(np.ones((4, 4)))}
-        told = told if first else f"Pipeline: .*rank 0: .*{told}"
-        with pytest.raises(InvalidArgument, match=told):
-            mpidist.Pipeline(comm=comm, **(given | {name: value} if first else given))
+def test_digest_is_of_the_actions_of_all_ranks():
+    plans = [make_plan(name, 2, 4, 1) for name in ("1f1b", "gpipe", "1f1b")]
+    first, other, again = [plan.digest() for plan in plans]
+    assert first == again != other
