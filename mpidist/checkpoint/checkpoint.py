@@ -23,18 +23,10 @@ from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid
 from . import files
-from .format import (
-    Divided,
-    Leaf,
-    Manifest,
-    Segment,
-    damaged,
-    flatten,
-    is_zero_state,
-    merge,
-    state_of,
-    write_shares,
-)
+from .manifest import Manifest
+from .segments import Segment, damaged, write_shares
+from .state import Divided, is_zero_state, state_of
+from .tree import Leaf, flatten, merge
 
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 _SHOWN = 5  # most differences that an error message lists

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..checkpoint.format import read_all
+from ..checkpoint.state import read_all
 from ..errors import InvalidArgument
 
 if TYPE_CHECKING:

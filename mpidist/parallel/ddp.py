@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arguments import one_of, whole
-from ..checkpoint.format import Divided, MayDiffer, read_all
+from ..checkpoint.state import Divided, MayDiffer, read_all
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library

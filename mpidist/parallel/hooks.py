@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..arguments import whole
-from ..checkpoint.format import read_all
+from ..checkpoint.state import read_all
 from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import find_dtype
 from .bucket import Bucket

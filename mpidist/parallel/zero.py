@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.format import Divided, Part, is_zero_state
+from ..checkpoint.state import Divided, Part, is_zero_state
 from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import WeakHook, library
 from ..measure import counted

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..arguments import true_or_false
-from ..checkpoint.format import Divided, state_of
+from ..checkpoint.state import Divided, state_of
 from ..communicator.agreement import check_same, on_all_ranks
 from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.format import read_all
+from ..checkpoint.state import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import library
 from ..frameworks.generators import Source

@@ -13,7 +13,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.utils._pytree import tree_leaves
 
 from .. import arguments
-from ..checkpoint.format import read_all
+from ..checkpoint.state import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import Remove, WeakHook
 from ..parallel.array_wrapper import no_attribute
