@@ -13,12 +13,7 @@ from typing import Any
 from ..arguments import whole
 from ..communicator.agreement import answers, check_same
 from ..communicator.communicator import check_communicator
-from ..errors import (
-    CheckpointError,
-    CollectiveMismatch,
-    InvalidArgument,
-    MpidistError,
-)
+from ..errors import CheckpointError, CollectiveMismatch, InvalidArgument, MpidistError
 from ..frameworks.base import digest, dtype_name
 from ..frameworks.generators import source_of
 from ..topology import Grid

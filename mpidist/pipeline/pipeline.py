@@ -69,15 +69,8 @@ class Arguments:
     def settings(self, chunks: int, replicas: int) -> dict[str, Any]:
         """Return what must be equal on all ranks, by name."""
         schedule = self.schedule
-        return {
-            "schedule": schedule if isinstance(schedule, str) else as_schedule(schedule).name,
-            "num_microbatches": self.num_microbatches,
-            "chunks": chunks,
-            "max_live": self.max_live,
-            "placement": self.placement,
-            "checkpoint": self.checkpoint,
-            "replicas": replicas,
-        }
+        name = schedule if isinstance(schedule, str) else as_schedule(schedule).name
+        return {**vars(self), "schedule": name, "chunks": chunks, "replicas": replicas}
 
     def plan(self, comm: Communicator, chunks: int, splits: bool) -> Plan | Measuring:
         """Return the plan of the proved schedule; for "auto" the Measuring that finds it.
