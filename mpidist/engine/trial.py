@@ -69,9 +69,10 @@ def times_of(call: Call, ways: Mapping[str, Bound], rows: Sequence[int]) -> np.n
     of each is not among the times: it writes what another way has left in the caches, which takes
     the less the fewer of its lines others have read.
     """
-    # Zeros are a value of every dtype, also where no number is: of "V8".  Words of them are stored
-    # as a program stores, a memset of bytes is not: it need not wait for the lines.
+    # Zeros are a value of every dtype, also where no number is: of "V8".  They are copied as in
+    # `mpidist bench`: to fill memory with a byte needs less time where others have read its lines.
     written, read = _words(call.x), _words(call.out if call.out is not None else call.x)
+    zeros = np.zeros_like(written)
     times = np.zeros((sum(rows) - len(rows), len(ways)))
     for number, row in enumerate(rows):
         first = sum(rows[:number]) - number
@@ -79,7 +80,7 @@ def times_of(call: Call, ways: Mapping[str, Bound], rows: Sequence[int]) -> np.n
             assert way.within is not None
             for turn in range(first - 1, first + row - 1):
                 begun = perf_counter()
-                written.fill(0)
+                np.copyto(written, zeros)
                 way.within()
                 np.bitwise_or.reduce(read)
                 if turn >= first:

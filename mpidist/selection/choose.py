@@ -500,7 +500,9 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     ):
         return ()
     if rule.choose == SYMMETRIC:
-        return (SYMMETRIC, STAGED) if candidates.can(STAGED) else ()
+        # In place nothing comes near, and no rank knows whether the others' sums are.
+        compared = call.collective not in ("allreduce", "scan") and candidates.can(STAGED)
+        return (SYMMETRIC, STAGED) if compared else ()
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
     ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.

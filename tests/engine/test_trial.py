@@ -166,7 +166,7 @@ def test_a_way_that_cannot_serve_is_not_taken():
     [
         (call_of((16 << 10) - 1), {}, {}),
         (call_of(64 << 10, op=find_op(np.fmax)), {}, {}),
-        (call_of(64 << 10), {"symmetric": None, "staged": "no memory"}, {}),
+        (call_of(64 << 10), {"symmetric": None}, {}),
         (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
         (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
         (call_of(64 << 10), {"crowded": True}, {}),
