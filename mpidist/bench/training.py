@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..communicator.agreement import from_rank_0
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
@@ -311,8 +312,7 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
 
 def ranks_have(comm: Communicator, *modules: str) -> bool:
     """Return on every rank whether rank 0 can import all `modules`; collective."""
-    found = comm.rank == 0 and all(importlib.util.find_spec(name) for name in modules)
-    return comm.broadcast_object(found)
+    return from_rank_0(comm, lambda: all(map(importlib.util.find_spec, modules)), "importing")
 
 
 def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]) -> Results:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..communicator.agreement import from_rank_0
 from ..communicator.communicator import Communicator
 from ..device.recognise import as_device_array
 from ..errors import Unsupported
@@ -80,7 +81,7 @@ def choose_algorithms(
             return comm.explain(collective, size, "mean", memory)[0].name
 
     # Strategies and tuning tables may differ between ranks, which would deadlock: one decides.
-    return comm.broadcast_object([name(size) for size in nbytes] if comm.rank == 0 else None)
+    return from_rank_0(comm, lambda: [name(size) for size in nbytes], "algorithm='auto'")
 
 
 def allocate(comm: Communicator, count: int, dtype: Any) -> Any:
