@@ -72,28 +72,11 @@ def candidates(
     """Return the candidates of a collective, the bare mpi4py call first.
 
     The bare call always has private arrays.  If `memory` is "symmetric" or "both", "native" with
-    private arrays is the second candidate: these baselines are the same whatever `memory` is.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that measure.
-    collective : str
-        Name of the collective.
-    names : sequence of str, optional
-        Names of algorithms; by default native, auto and all executors and algorithms.
-    memory : {"auto", "private", "symmetric", "both"}
-        Memory of the arrays.  With "auto" they are private, except that the candidate "auto" is in
-        both kinds of memory, and "symmetric" in symmetric memory, where these ranks have it.
-    collectives : sequence of str
-        All collectives of the run: a name is accepted if any of them has such an algorithm.
-
-    Raises
-    ------
-    UnknownName
-        If one of the `names` is an algorithm of no collective of the run.
-    InvalidArgument
-        If `memory` has another value.
+    private arrays is the second candidate: these baselines are the same whatever `memory` is.  By
+    default (`names` None) native, auto and all executors and algorithms.  With `memory` "auto"
+    arrays are private, except that the candidate "auto" is in both kinds of memory, and "symmetric"
+    in symmetric memory, where these ranks have it.  `collectives` are all those of the run: a name
+    is accepted if any of them has such an algorithm.
     """
     if memory not in MEMORY_CHOICES:
         raise InvalidArgument(f"memory={memory!r}: expected {', '.join(MEMORY_CHOICES)}")
@@ -150,10 +133,7 @@ def ours(comm: Communicator, case: Case, algorithm: str) -> Callable[[], Any]:
 def mpi_communicator(comm: Communicator) -> Any:
     """Return the mpi4py communicator that mpidist uses.
 
-    Raises
-    ------
-    Unsupported
-        If the communicator's backend is not MPI.
+    Raises Unsupported if the communicator's backend is not MPI.
     """
     if comm.backend.name != "mpi":
         raise Unsupported(f"the {comm.backend.name} backend is not MPI: it has no mpi4py call")
@@ -166,12 +146,8 @@ def mpi_communicator(comm: Communicator) -> Any:
 def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
     """Return a function without arguments that runs a case by the bare mpi4py call.
 
-    It uses the same MPI communicator as mpidist.
-
-    Raises
-    ------
-    Unsupported
-        If there is no MPI, or MPI has no such operation for this dtype.
+    It uses the same MPI communicator as mpidist.  Raises Unsupported if there is no MPI, or MPI has
+    no such operation for this dtype.
     """
     mpi = mpi_communicator(comm)
     from mpi4py import MPI

@@ -28,13 +28,7 @@ _PERIOD = 65521  # a prime: no block's length is a multiple of it
 
 
 def number_dtype(name: str) -> np.dtype:
-    """Return the dtype with this name, whose elements must be numbers or bool.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such dtype, or its elements are neither numbers nor bool.
-    """
+    """Return the dtype with this name, whose elements must be numbers or bool."""
     try:
         dtype = find_dtype(name)
     except (InvalidArgument, Unsupported):
@@ -226,20 +220,8 @@ Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, start in the se
 class Case:
     """The arrays and expected result of one collective of one size, on one rank.
 
-    Attributes
-    ----------
-    x, out : ndarray or None
-        Arguments of the call; None where this rank passes none.
-    nbytes : int
-        Bytes of the whole buffer.
-    sources, expected : list of (ndarray, ndarray, int)
-        Memory to fill before a call, and memory to check after it, as (memory, sequence, start):
-        at turn t the memory holds the numbers of the sequence from index start + t % `TURNS` on.
-    bare_expected : list, optional
-        Used in place of `expected` after the bare mpi4py call, where MPI puts the result elsewhere.
-    bounds : tuple of ndarray, optional
-        Least and largest correct value at each index of the sequence of results; if None, results
-        must be exact.
+    A case's windows are (memory, sequence, start): at turn t the memory holds the numbers of the
+    sequence from index start + t % `TURNS` on.
     """
 
     collective: str
@@ -247,13 +229,15 @@ class Case:
     size: int
     root: int
     op: Op | None
-    x: Any
-    out: Any
-    nbytes: int
+    x: Any  # argument of the call; None where this rank passes none
+    out: Any  # as x
+    nbytes: int  # of the whole buffer
     in_place: bool
-    sources: list[Window] = field(default_factory=list)
-    expected: list[Window] = field(default_factory=list)
+    sources: list[Window] = field(default_factory=list)  # to fill before a call
+    expected: list[Window] = field(default_factory=list)  # to check after it
+    # After the bare mpi4py call, where MPI puts the result elsewhere.
     bare_expected: list[Window] | None = None
+    # Least and largest correct value at each index of the results; None if results are exact.
     bounds: Bounds | None = None
 
     def fill(self, turn: int) -> None:
@@ -299,23 +283,8 @@ class Case:
 class Workload:
     """Test data of one collective on one rank, for buffers of every size up to `largest`.
 
-    Parameters
-    ----------
-    collective : str
-        Name of the collective.
-    rank, size, root : int
-        Rank and size of the communicator; root of the collective.
-    largest : int
-        Bytes of the largest buffer.
-    dtype : dtype
-        Dtype of the elements.
-    op : str
-        Operation of reductions.
-    in_place : bool
-        Write the result over the input.
-    data : ndarray, optional
-        Real numbers to combine in place of pseudo-random whole ones, repeated as often as needed;
-        a sum may then differ from the exact one by its rounding.
+    The input is pseudo-random whole numbers, so that results are exact; with `data`, these real
+    numbers, repeated as often as needed: a sum may then differ from the exact one by its rounding.
     """
 
     def __init__(
@@ -363,10 +332,7 @@ class Workload:
     def elsewhere(self, empty: Callable[[int, np.dtype], np.ndarray]) -> Workload:
         """Return a copy of the workload on new buffers from `empty`, with the same input data.
 
-        Parameters
-        ----------
-        empty : callable
-            ``empty(count, dtype)`` allocates an array, as ``comm.empty`` does.
+        ``empty(count, dtype)`` allocates an array, as ``comm.empty`` does.
         """
         other = copy.copy(self)
         other.memory = empty(self.memory.size, self.dtype)

@@ -25,13 +25,7 @@ _IGNORED = (
 
 
 def read(path: str) -> Results:
-    """Read results from a file.
-
-    Raises
-    ------
-    InvalidArgument
-        If the file cannot be read, or is not a result file of ``mpidist bench``.
-    """
+    """Read the results of a run; InvalidArgument if it is not a file of ``mpidist bench``."""
     try:
         return Results.from_json(read_file(path, longest=_LONGEST).decode())
     except (OSError, UnicodeDecodeError, InvalidArgument) as error:
@@ -42,17 +36,11 @@ def read(path: str) -> Results:
 
 @dataclass(frozen=True)
 class Pair:
-    """The rows of the same candidate and work in the two runs.
-
-    Attributes
-    ----------
-    noise : float
-        Difference of the two times, as a fraction, up to which it counts as chance.
-    """
+    """The rows of the same candidate and work in the two runs."""
 
     first: Row
     second: Row
-    noise: float
+    noise: float  # difference of the two times, as a fraction, up to which it counts as chance
 
     @property
     def ratio(self) -> float:
@@ -74,20 +62,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs: pairs of rows, rows of one run only, differences of the headers.
-
-    Attributes
-    ----------
-    headers : list of (str, str, str)
-        Name of each entry that differs, and its values in the first and the second run.
-    reference : str
-        Candidate to whose time the ratios within each run refer, as named by the first run.
-    """
+    """Two runs: pairs of rows, rows of one run only, differences of the headers."""
 
     pairs: list[Pair]
     only_first: list[Row]
     only_second: list[Row]
-    headers: list[tuple[str, str, str]]
+    headers: list[tuple[str, str, str]]  # entry that differs, and its value in each run
+    # Candidate to whose time the ratios within each run refer, as named by the first run.
     reference: str
 
 

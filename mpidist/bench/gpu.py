@@ -93,19 +93,11 @@ class DeviceCase:
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes per second of copies by all ranks at the same time, summed over the ranks.
+    """Bytes per second of copies by all ranks at the same time, summed over the ranks."""
 
-    Attributes
-    ----------
-    on_device : float
-        Rate within GPUs; each byte copied counts twice: read and written.
-    to_host, from_host : float
-        Rates between GPUs and pinned host memory; each byte counts once.
-    """
-
-    on_device: float
-    to_host: float
-    from_host: float
+    on_device: float  # within GPUs; each byte copied counts twice: read and written
+    to_host: float  # from GPUs to pinned host memory; each byte counts once
+    from_host: float  # the other way
 
 
 def measure_copies(comm: Communicator, nbytes: int) -> Copies:
@@ -160,21 +152,8 @@ def measure_executors(
 
     Calls that an executor cannot serve are in ``Results.unsupported``.  The figure ``of_copies`` of
     a row is the time of the copies that the executor cannot do without, over the measured time.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks, each with a GPU.
-    collectives : sequence of str
-        Names out of :data:`COLLECTIVES`.
-    sizes : sequence of int
-        Bytes of the whole buffer, rounded down to whole elements for every rank.
-    dtype : numpy.dtype
-        Dtype of the elements.
-    iterations : int
-        Timed iterations, after one that is not timed.
-    copies : Copies
-        Rates of :func:`measure_copies`.
+    `iterations` are timed, after one that is not; `sizes` are rounded down to whole elements for
+    every rank.
     """
     results = Results(benchmark="gpu")
     for executor in NAMES:
@@ -268,13 +247,6 @@ def measure_gpu(
 
     `collectives` are names out of :data:`COLLECTIVES`, all of them if empty; for the other
     parameters see :func:`measure_executors`.
-
-    Raises
-    ------
-    InvalidArgument
-        If a collective has no executor to measure.
-    Unsupported
-        If a rank has no GPU, or no cupy.
     """
     wrong = [name for name in collectives if name not in COLLECTIVES]
     if wrong:

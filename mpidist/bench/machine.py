@@ -124,12 +124,7 @@ def _ticks() -> list[int]:
 def make_header(comm: Communicator, *libraries: str) -> dict[str, Any]:
     """Return the description of a run: versions, machine, date, command, environment; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks of the run.
-    *libraries : str
-        Further libraries whose versions are recorded.
+    The versions of further `libraries` are recorded too.
     """
     mpi: dict[str, Any] = {}
     if comm.backend.name == "mpi":
@@ -157,26 +152,13 @@ CHANGED = 1.6  # ratio of two round trips from which the machine counts as anoth
 
 
 class Watch:
-    """Looks at the round trip of a cache line during a measurement.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that measure.
-
-    Attributes
-    ----------
-    looks : list of float or None
-        Nanoseconds of the round trip, the same on all ranks; None where it could not be measured
-        (see :func:`mpidist.communicator.layers.round_trip`).
-    busy : list of (str, int, float)
-        What :func:`busy_cores` found at :meth:`begin` and :meth:`again`.
-    """
+    """Looks at the round trip of a cache line during a measurement."""
 
     def __init__(self, comm: Communicator):
         self.comm = comm
+        # Nanoseconds, the same on all ranks; None where not measured.
         self.looks: list[float | None] = []
-        self.busy: list[tuple[str, int, float]] = []
+        self.busy: list[tuple[str, int, float]] = []  # found by busy_cores at begin() and again()
 
     def begin(self) -> Watch:
         """Look for other processes and at the round trip, before a command measures; collective."""
@@ -244,24 +226,12 @@ _REPEAT = 12
 
 @dataclass(frozen=True)
 class StreamBandwidth:
-    """The measured memory bandwidth.
+    """The measured memory bandwidth."""
 
-    Attributes
-    ----------
-    gbs : float
-        10⁹ bytes per second, read and written by all ranks together, in the best of several copies.
-    array_bytes : int
-        Bytes of each of the two arrays of a rank.
-    cache_bytes : int
-        Bytes of the last-level cache; 0 if unknown.
-    enough : bool
-        Whether one array of each rank of rank 0's node, together, have at least `CACHES` times the
-        bytes of the cache; False if the cache is unknown.
-    """
-
-    gbs: float
-    array_bytes: int
-    cache_bytes: int
+    gbs: float  # 10⁹ bytes per second, read and written by all ranks together, in the best copy
+    array_bytes: int  # of each of the two arrays of a rank
+    cache_bytes: int  # of the last-level cache; 0 if unknown
+    # Arrays of all ranks of rank 0's node, one each, have at least CACHES times the cache's bytes.
     enough: bool
 
     def as_header(self) -> dict[str, Any]:
@@ -272,10 +242,7 @@ class StreamBandwidth:
 def last_level_cache(root: str = "/sys/devices/system/cpu") -> int:
     """Return the bytes of the largest cache of the highest level; 0 if unknown.
 
-    Parameters
-    ----------
-    root : str
-        Folder of the processors, in the layout of Linux.
+    `root` is the folder of the processors, in the layout of Linux.
     """
     found = []
     for index in Path(root).glob("cpu[0-9]*/cache/index*"):
@@ -315,17 +282,8 @@ def array_bytes(ranks: int, cache: int, available: int) -> int:
 def measure_stream(comm: Communicator, nbytes: int | None = None) -> StreamBandwidth:
     """Measure the memory bandwidth of copies on all ranks at once; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that copy.
-    nbytes : int, optional
-        Bytes of each of a rank's two arrays; by default chosen by rank 0's cache and memory.
-
-    Returns
-    -------
-    StreamBandwidth
-        The same on every rank.  As in STREAM, a byte copied is one read and one written.
+    The result is the same on every rank.  As in STREAM, a byte copied is one read and one written.
+    By default rank 0's cache and memory decide the `nbytes` of each of a rank's two arrays.
     """
     here = len(comm.topology.groups[0])
     cache = last_level_cache()

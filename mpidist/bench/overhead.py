@@ -60,11 +60,6 @@ def native_overhead(comm: Communicator) -> list[Row]:
 
     The three take turns in blocks of calls.  A row's time is the median over the blocks of the
     slowest rank's mean; ``figures["more_us"]`` is the difference from the bare call in µs.
-
-    Raises
-    ------
-    Unsupported
-        If the communicator's backend is not MPI.
     """
     mpi = mpi_communicator(comm)
     x, out = np.ones(1), np.zeros(1)

@@ -220,11 +220,6 @@ def measure_pipelines(comm: Communicator, iterations: int) -> Results:
     """Measure the pipeline's own cost, and steps beside PyTorch's pipelining; collective.
 
     On exactly 4 ranks, also the averaging by replicas (:func:`replicas`).
-
-    Raises
-    ------
-    InvalidArgument
-        If there is only 1 rank.
     """
     if comm.size < 2:
         raise InvalidArgument("bench pipeline on 1 rank: expected 2 or more (mpidist run -n 2)")

@@ -41,22 +41,9 @@ def draw_progress(
 ) -> Iterator[Advance]:
     """Draw a progress bar, if the console is a terminal.
 
-    Parameters
-    ----------
-    console : rich.console.Console
-        Where to draw.
-    doing : str
-        Text before the bar.
-    total : int, optional
-        Number of steps; None while it is unknown: `advance` can set it later.
-    keep : bool
-        Whether the bar stays on the screen in the end.
-
-    Yields
-    ------
-    callable
-        ``advance(text=doing, done=None, total=None)`` advances the bar by a step, or to `done`
-        steps of `total`.
+    Yields ``advance(text=doing, done=None, total=None)``, which advances the bar by a step, or to
+    `done` steps of `total`; a `total` of None is unknown until `advance` sets it.  With `keep` the
+    bar stays on the screen in the end.
     """
     if not console.is_terminal:
         yield _no_bar

@@ -34,33 +34,17 @@ def nothing() -> None:
 
 @dataclass
 class Contender:
-    """What a race calls in each iteration, in a block of calls that is timed at once.
-
-    Attributes
-    ----------
-    name : str
-        Name of the contender, as in its row.
-    act : callable
-        The call.
-    prepare : callable
-        Called before each block, untimed.
-    warm : int or None
-        Calls before the race; by default 3.
-    ready : callable
-        Returns whether those were enough: there are more until it does.
-    untimed : int
-        Calls directly before each block, where those of other contenders would slow down the first.
-    calls : int
-        Calls of a block; the mean counts.
-    """
+    """What a race calls in each iteration, in a block of calls that is timed at once."""
 
     name: str
     act: Callable[[], object]
-    prepare: Callable[[], object] = nothing
-    warm: int | None = None
+    prepare: Callable[[], object] = nothing  # called before each block, untimed
+    warm: int | None = None  # calls before the race; None for 3
+    # Whether those were enough; until it returns True there are more.
     ready: Callable[[], bool] = lambda: True
+    # Calls directly before each block, where those of others would slow down the first.
     untimed: int = 0
-    calls: int = 1
+    calls: int = 1  # of a block; the mean counts
 
     def warm_up(self) -> None:
         """Call `warm` times, and until it is ready."""

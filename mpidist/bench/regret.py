@@ -41,14 +41,8 @@ LEAST = 4  # iterations that two halves need
 def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float, float, str]:
     """Return the regret and raw regret of `pick`, the noise floor, and the best candidate's name.
 
-    The first three are fractions of the best time; the module explains them.
-
-    Parameters
-    ----------
-    times : mapping
-        Seconds of each candidate, one per iteration, of at least four iterations.
-    pick : str
-        The choice of "auto".
+    The first three are fractions of the best time; the module explains them.  `times` has the
+    seconds of each candidate, one per iteration, of at least four iterations.
     """
     even = {name: median(seconds[0::2]) for name, seconds in times.items()}
     odd = {name: median(seconds[1::2]) for name, seconds in times.items()}
@@ -67,27 +61,17 @@ class Summary:
     """Mean and 95th percentile over sizes of the regrets of one collective and kind of memory.
 
     The module explains regret, raw regret and noise floor, which are fractions of the best time.
-
-    Attributes
-    ----------
-    collective, memory : str
-        Collective and kind of memory; "all" and empty for the summary over all rows.
-    cells : int
-        Number of sizes.
-    mean, p95, raw_mean, floor_mean, floor_p95 : float
-        Mean or 95th percentile of the regret, the raw regret and the noise floor.
-    auto : float or None
-        Median of the time of "auto" over that of its choice called by name; None if not measured.
     """
 
-    collective: str
-    memory: str
-    cells: int
-    mean: float
+    collective: str  # "all" for the summary over all rows
+    memory: str  # empty for the summary over all rows
+    cells: int  # number of sizes
+    mean: float  # of the regret, as is p95
     p95: float
-    raw_mean: float
-    floor_mean: float
+    raw_mean: float  # of the raw regret
+    floor_mean: float  # of the noise floor, as is floor_p95
     floor_p95: float
+    # Median of the time of "auto" over that of its choice called by name; None if not measured.
     auto: float | None
 
 
@@ -120,25 +104,14 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass
 class Verified:
-    """The measured regrets of ``mpidist tune --verify``.
+    """The measured regrets of ``mpidist tune --verify``."""
 
-    Attributes
-    ----------
-    regrets : list of Row
-        A row, with the module's figures, for each size measured: every candidate was called, and
-        the choice of "auto" at least 4 times.
-    wrong : list of str
-        Collective, candidate and bytes of wrong results.
-    left_out : int
-        Number of sizes without a row, mostly for lack of time.
-    unsteady : int
-        Number of those during each of whose races the machine changed.
-    """
-
+    # One for each size: all candidates were called, the choice of "auto" at least 4 times.
     regrets: list[Row] = field(default_factory=list)
+    # Collective, candidate and bytes of wrong results.
     wrong: list[str] = field(default_factory=list)
-    left_out: int = 0
-    unsteady: int = 0
+    left_out: int = 0  # sizes without a row, mostly for lack of time
+    unsteady: int = 0  # those of them during each of whose races the machine changed
 
 
 def verify(

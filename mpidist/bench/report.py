@@ -166,12 +166,7 @@ def _legend(axes: Any, rows: list[Row], below: bool) -> None:
 def draw_training(result: Any, narrow: bool = False) -> Figure:
     """Draw loss and accuracy of the demo over the epochs, beside those of one process.
 
-    Parameters
-    ----------
-    result : DemoResult
-        Result of ``mpidist.demo.train``.
-    narrow : bool
-        Whether the panels are one below the other, for a phone.
+    If `narrow`, for a phone, the panels are one below the other.
     """
     from matplotlib.figure import Figure
 
@@ -202,14 +197,8 @@ def draw_comparison(comparisons: Mapping[str, Comparison], narrow: bool = False)
     """Draw the time of the first run divided by that of another, a panel for each collective.
 
     Work without a size has a panel too, with a point for each candidate.  Above 1 the other run is
-    faster; points at which it is more than 5 % slower have a red ring.
-
-    Parameters
-    ----------
-    comparisons : dict
-        The comparison with each of the other runs, by the name of that run.
-    narrow : bool
-        Whether the figure is for a phone, with the legend below each panel.
+    faster; points at which it is more than 5 % slower have a red ring.  `comparisons` has the other
+    runs' names as keys.  If `narrow`, for a phone, the legend is below each panel.
     """
     from matplotlib.figure import Figure
 
@@ -279,10 +268,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str], narrow: bo
 def save(figure: Figure, path: str) -> None:
     """Write a figure to a file, in the format of the file's ending.
 
-    Raises
-    ------
-    Unsupported
-        If matplotlib does not know the format; the message names ``--plot``.
+    The error for a format that matplotlib does not know names ``--plot``.
     """
     try:
         figure.savefig(path, dpi=130)
@@ -309,13 +295,7 @@ DOTS = 100  # pixels of the sheet per inch
 
 
 def draw_pipeline(sheet: Sheet) -> Figure:
-    """Draw the boxes and labels of a sheet: the picture of a pipeline schedule.
-
-    Parameters
-    ----------
-    sheet : Sheet
-        Sheet of :meth:`mpidist.pipeline.schedules.show.Picture.sheet`.
-    """
+    """Draw the boxes and labels of a sheet: the picture of a pipeline schedule."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -419,14 +399,8 @@ def comparison_page(
 ) -> str:
     """Return the HTML page of ``mpidist bench compare``: ratios, tables, and the runs.
 
-    Parameters
-    ----------
-    first : tuple of (str, Results)
-        Name and results of the first run.
-    comparisons : dict
-        The comparison with each of the other runs, by the name of that run.
-    others : dict
-        The results of these runs, by name.
+    `first` is the first run with its name; `comparisons` and `others` have the other runs' names as
+    keys.
     """
     name, results = first
     several = len(others) > 1
@@ -445,15 +419,7 @@ def comparison_page(
 
 
 def demo_page(result: Any, results: Results) -> str:
-    """Return the HTML page of a run of ``mpidist demo``.
-
-    Parameters
-    ----------
-    result : DemoResult
-        Result of the training.
-    results : Results
-        Results of the allreduces of its gradients.
-    """
+    """Return the HTML page of a run of ``mpidist demo``."""
     match = {True: "yes", False: "NO", None: "not checked"}[result.matches]
     facts = {
         "test accuracy": f"{100 * result.accuracy:.2f} %",

@@ -27,54 +27,26 @@ VERSION = 2  # of the JSON form
 
 @dataclass
 class Row:
-    """The measurement of one candidate at one piece of work, such as a collective of one size.
+    """The measurement of one candidate at one piece of work, such as a collective of one size."""
 
-    Attributes
-    ----------
-    work : str
-        Name of the collective, or a description of other work, such as a training step.
-    candidate : str
-        Name of the algorithm, path or library.
-    ranks : int
-        Number of ranks.
-    time_us : float
-        Median over the iterations of the slowest rank's time, in microseconds.
-    ratio : float or None
-        Time of the run's reference candidate divided by this time: above 1 is faster than it.
-    correct : bool or None
-        Whether the result of every call was correct on every rank; None if it was not checked.
-    bytes : int or None
-        Bytes of the whole buffer of a collective.
-    dtype, op, backend : str or None
-        Dtype, operation and backend of a collective.
-    in_place : bool
-        Whether the result was written over the input.
-    memory : str
-        Memory of the arrays: ``"private"``, or ``"symmetric"`` (from ``comm.empty``).
-    algbw_gbs, busbw_gbs : float or None
-        Bandwidths in 10⁹ bytes a second, as in nccl-tests.
-    spread : float or None
-        Half the interquartile range of the iterations' times, divided by their median.
-    figures : dict
-        Further figures of the benchmark, by name.
-    """
-
-    work: str
-    candidate: str
+    work: str  # collective, or a description of other work, such as a training step
+    candidate: str  # algorithm, path or library
     ranks: int
-    time_us: float
+    time_us: float  # median over the iterations of the slowest rank's time, in microseconds
+    # Time of the run's reference candidate divided by this time: above 1 is faster.
     ratio: float | None = None
-    correct: bool | None = None
-    bytes: int | None = None
+    correct: bool | None = None  # every call on every rank; None if not checked
+    bytes: int | None = None  # of the whole buffer of a collective
     dtype: str | None = None
     op: str | None = None
     backend: str | None = None
-    in_place: bool = False
-    memory: str = PRIVATE
-    algbw_gbs: float | None = None
+    in_place: bool = False  # the result was written over the input
+    memory: str = PRIVATE  # of the arrays: "private", or "symmetric" (from comm.empty)
+    algbw_gbs: float | None = None  # 10⁹ bytes a second, as in nccl-tests
     busbw_gbs: float | None = None
+    # Half the interquartile range of the iterations' times, divided by their median.
     spread: float | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)  # further ones, by name
 
     @property
     def label(self) -> str:
@@ -102,33 +74,16 @@ class Refusal:
 
 @dataclass
 class Results:
-    """All results of one run.
+    """All results of one run."""
 
-    Attributes
-    ----------
-    header : dict
-        Description of the run: versions, machine, command, environment.
-    rows : list of Row
-        The measured candidates.
-    unsupported : list of Refusal
-        Candidates that were not measured.
-    benchmark : str
-        Name of the benchmark.
-    reference : str
-        Candidate to whose time the ratios of the rows refer.
-    notes : list of str
-        Lines below the tables.
-    iterations : dict
-        Number of timed iterations by collective and bytes, such as ``"allreduce 1024"``.  It is not
-        in the JSON unless the header has it too.
-    """
-
+    # Description of the run: versions, machine, command, environment.
     header: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    unsupported: list[Refusal] = field(default_factory=list)
+    unsupported: list[Refusal] = field(default_factory=list)  # candidates that were not measured
     benchmark: str = "collectives"
-    reference: str = BARE
-    notes: list[str] = field(default_factory=list)
+    reference: str = BARE  # candidate to whose time the ratios refer
+    notes: list[str] = field(default_factory=list)  # lines below the tables
+    # Timed ones, by collective and bytes ("allreduce 1024"); in the JSON only if the header has it.
     iterations: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -185,13 +140,8 @@ class Results:
     def from_json(cls, text: str) -> Results:
         r"""Return the results in a text of :meth:`to_json`.
 
-        Control characters of its texts become escapes, such as ``\x1b``.
-
-        Raises
-        ------
-        InvalidArgument
-            If the text is not such JSON, with the first wrong field, or of another version, which
-            the message names.
+        Control characters of its texts become escapes, such as ``\x1b``.  The error names the first
+        wrong field, or the version if it is another one.
         """
         try:
             content = all_shown(read_json(text, "it", dict[str, Any], TypeError))

@@ -84,29 +84,18 @@ _COLUMNS = 7  # figures that the ranks exchange for each candidate
 
 @dataclass
 class Entrant:
-    """One candidate at one size, with its times and whether its results were correct.
-
-    Attributes
-    ----------
-    times : list of float
-        Seconds of the slowest rank's call, one per iteration.
-    used : list of float
-        Seconds of the rank that is slowest in writing the input, the call and the first reading of
-        the result, together.
-    wrong : int
-        Number of calls, warm-up included, with a wrong result on some rank.
-    identical : bool
-        Whether all ranks had the same bits after every call.
-    """
+    """One candidate at one size, with its times and whether its results were correct."""
 
     candidate: Candidate
     case: Case
     work: Workload
     run: Callable[[], Any]
+    # Seconds of the slowest rank's call, one per iteration.
     times: list[float] = field(default_factory=list)
+    # Seconds of the slowest rank in writing the input, the call and the first reading, together.
     used: list[float] = field(default_factory=list)
-    wrong: int = 0
-    identical: bool = True
+    wrong: int = 0  # calls, warm-up included, with a wrong result on some rank
+    identical: bool = True  # all ranks had the same bits after every call
 
     def __post_init__(self) -> None:
         self._result = self.case.result(self.name == BARE)
@@ -125,27 +114,8 @@ class Entrant:
 class Contest:
     """Candidates of one collective at one size, which are called in turn on all ranks.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks; every method that calls candidates is collective.
-    works : mapping of str to Workload
-        Test data by kind of memory ("private", "symmetric").
-    nbytes : int
-        Bytes of the whole buffer.
-    settings : Settings
-        Settings of the measurement, of which `limit` and `bits` are used.
-
-    Attributes
-    ----------
-    entries : list of Entrant
-        Candidates that are measured.
-    refused : list of (Candidate, str)
-        Candidates that are not measured, with the reason.
-    over : bool
-        Whether rank 0's time was up at the end of the last cycle; the same on every rank.
-    checking : bool
-        Whether results are checked.
+    `works` has the test data by kind of memory; of `settings`, `limit` and `bits` are used.  Every
+    method that calls candidates is collective.
     """
 
     reads = False  # whether the result is read, and the reading timed
@@ -162,9 +132,10 @@ class Contest:
         self.case = next(iter(self.cases.values()))  # cases differ in their memory only
         self.one_clock = comm.topology.num_nodes == 1  # ranks of a node share their clock
         self.entries: list[Entrant] = []
-        self.refused: list[tuple[Candidate, str]] = []
+        self.refused: list[tuple[Candidate, str]] = []  # with the reason
         self.spent = 0.0
-        self.over, self.checking = False, True
+        self.over = False  # rank 0's time was up at the end of the last cycle; alike on all ranks
+        self.checking = True
 
     def admit(self, candidate: Candidate) -> None:
         """Call a candidate once; add it to `entries`, or to `refused` if unsupported or slow."""
@@ -254,23 +225,7 @@ class Contest:
 class Series(Contest):
     """Timed iterations of the candidates of one collective at one size.
 
-    The constructor warms the candidates up.
-
-    Parameters
-    ----------
-    candidates : sequence of Candidate
-        Candidates to measure.
-    comm, works, nbytes, settings
-        See :class:`Contest`; of the settings, `iterations` and `budget` are used too.
-
-    Attributes
-    ----------
-    iterations : int
-        Planned number of timed iterations, the same on every rank; each calls every candidate once.
-    seconds : float
-        Time of the constructor's last warm-up iteration, as measured on rank 0.
-    machine : Watch
-        The machine before and after each pass.
+    The constructor warms the candidates up.  Of `settings`, `iterations` and `budget` are used too.
     """
 
     reads = True
@@ -289,7 +244,7 @@ class Series(Contest):
             self.admit(candidate)
         begun = perf_counter()
         self.warm_up()
-        self.seconds = self._agree(perf_counter() - begun)
+        self.seconds = self._agree(perf_counter() - begun)  # of an iteration
         planned = settings.budget / max(self.seconds, 1e-9)
         self.iterations = int(
             max(min(LEAST, settings.iterations), min(planned, settings.iterations))
@@ -393,13 +348,9 @@ def measure_scaling(
     """Measure collectives on all ranks of the first 1, 2, 4, … and all nodes; collective.
 
     See :func:`measure` for the parameters.  Meanwhile the ranks of the other nodes wait without a
-    deadline, and poll rarely.
-
-    Returns
-    -------
-    Results
-        On rank 0, the rows of all numbers of nodes; ``header["nodes"]`` maps each number of ranks
-        (as a string) to its number of nodes.  Other ranks have the rows they took part in.
+    deadline, and poll rarely.  Rank 0 returns the rows of all numbers of nodes, other ranks those
+    they took part in; ``header["nodes"]`` maps each number of ranks (as a string) to its number of
+    nodes.
     """
     found, nodes = Results(benchmark="scaling"), {}
     timeout, comm.timeout = comm.timeout, None
@@ -436,13 +387,8 @@ def run_benchmark(
 ) -> Results:
     """Measure collectives; return results with the header and notes of the run; collective.
 
-    Parameters
-    ----------
-    comm, collectives, settings, on_step, others
-        As for :func:`measure`.
-    stream : bool, optional
-        Whether to measure the memory bandwidth too; by default if all candidates are measured in
-        symmetric memory.
+    `stream` says whether to measure the memory bandwidth too; by default it is measured if all
+    candidates are in symmetric memory.  See :func:`measure` for the other parameters.
     """
     results = measure(comm, collectives, settings, on_step, others)
     results.header = {**make_header(comm), "iterations": results.iterations}

@@ -49,20 +49,10 @@ def measure_torch(
 
     Each call passes a new tensor on the same memory, as PyTorch's own users do.  A time is the
     median over the blocks of the slowest rank's mean; the ratio refers to gloo, called in the same
-    way.
-
-    Parameters
-    ----------
-    collectives : sequence of str
-        Keys of :data:`COLLECTIVES`; empty for all.
-    sizes : sequence of int
-        Bytes of the whole buffer.
-    rounds : int
-        Number of blocks.
-    ways : sequence of str
-        Ways of a call: "blocking"; "async_op", with ``wait()`` at once; "functional", as DTensor
-        and tensor parallelism make it, with a new result; "queued", many with ``async_op=True``
-        before the first ``wait()``.  "blocking" is measured in any case.
+    way.  The `ways` of a call: "blocking"; "async_op", with ``wait()`` at once; "functional", as
+    DTensor and tensor parallelism make it, with a new result; "queued", many with ``async_op=True``
+    before the first ``wait()``.  "blocking" is measured in any case.  No `collectives` means all of
+    :data:`COLLECTIVES`; `rounds` is the number of blocks.
     """
     for name in collectives:
         if name not in COLLECTIVES:
@@ -118,20 +108,10 @@ def threads(comm: Communicator, count: int | None = None) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class _Candidate(Contender):
-    """A candidate of a collective: `act` performs it on each row of `data`, or returns the result.
+    """A candidate of a collective: `act` performs it on each row of `data`, or gives the result."""
 
-    Attributes
-    ----------
-    way : str
-        One of :data:`WAYS`.
-    data : torch.Tensor
-        The whole buffer of each operation of a call.
-    memory : str
-        Kind of its memory.
-    """
-
-    way: str
-    data: torch.Tensor
+    way: str  # one of WAYS
+    data: torch.Tensor  # the whole buffer of each operation of a call, one a row
     memory: str = PRIVATE
 
 
@@ -256,18 +236,11 @@ ALONE = "no communication"
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of a model and of a batch.
+    """Size of a model and of a batch."""
 
-    Attributes
-    ----------
-    width, layers : int
-        Width of the model, a multiple of 64, and number of its layers.
-    samples : int
-        Samples of a batch: of each rank (FSDP2), or the same on all ranks (tensor parallelism).
-    """
-
-    width: int = 256
+    width: int = 256  # of the model, a multiple of 64
     layers: int = 4
+    # Of a batch: of each rank (FSDP2), or the same on all ranks (tensor parallelism).
     samples: int = 8
 
 
@@ -383,16 +356,8 @@ def measure_torch_steps(
     on one rank with the whole batch.  The step without communication is the bound: the whole model
     on each rank with that rank's batch, and for tensor parallelism the whole work, which is more.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks, at least 2.
-    names : sequence of str
-        Names of :data:`STEPS`.
-    scales : sequence of Scale
-        Sizes of the models.
-    rounds : int
-        Timed steps of each candidate.
+    `names` are of :data:`STEPS`, `scales` the sizes of the models; each candidate makes `rounds`
+    timed steps.
     """
     if comm.size == 1:
         raise InvalidArgument(

@@ -318,14 +318,8 @@ def ranks_have(comm: Communicator, *modules: str) -> bool:
 def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]) -> Results:
     """Measure training steps of MLPs, and averaging of small gradients; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    iterations : int
-        Timed steps of each kind.
-    millions : sequence of float
-        Millions of parameters of each MLP.
+    There are `iterations` timed steps of each kind, and an MLP for each number of `millions` of
+    parameters.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch)
@@ -340,14 +334,8 @@ def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]
 def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) -> Results:
     """Measure training steps of real models by several candidates; collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    iterations : int
-        Timed steps of each kind.
-    names : sequence of str
-        Models, of :data:`mpidist.bench.models.MODELS`.
+    `names` are of :data:`mpidist.bench.models.MODELS`; there are `iterations` timed steps of each
+    kind.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch)

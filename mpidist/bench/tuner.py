@@ -40,24 +40,12 @@ ROOT_WEIGHT = 1 << 20  # bytes of a size that gets twice the time of an empty ca
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """Settings of a tuning run: collectives, sizes, dtype and time budget.
-
-    Parameters
-    ----------
-    collectives : sequence of str
-        Names of the collectives.
-    sizes : sequence of int
-        Bytes of the whole buffer, ascending.
-    dtype : dtype
-        Dtype of the elements.
-    budget : float
-        Seconds for everything together.
-    """
+    """Settings of a tuning run: collectives, sizes, dtype and time budget."""
 
     collectives: Sequence[str]
-    sizes: Sequence[int]
+    sizes: Sequence[int]  # bytes of the whole buffer, ascending
     dtype: Any = "float32"
-    budget: float = 60.0
+    budget: float = 60.0  # seconds for everything together
 
 
 @dataclass(frozen=True)
@@ -130,20 +118,10 @@ def cells(
     They are the same on every rank, but for `until`, which counts on rank 0 only.  Each collective
     in each kind of memory has an equal share of the budget; of it, a size has a part that grows
     with the square root of its bytes.  Time that one cell leaves goes to later ones.  When the time
-    left is less than a cell's `cost`, it and the larger sizes are omitted.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that measure.
-    settings : TuningSettings
-        Collectives, sizes, dtype and time budget of the run.
-    stopped : callable
-        Returns on rank 0 whether to stop.
-    cost : callable
-        ``cost(cell)`` returns the least seconds that a cell takes; rank 0's value counts.
-    sizes_of : callable, optional
-        The sizes of each collective and kind of memory; by default those of the settings.
+    left is less than a cell's `cost`, it and the larger sizes are omitted.  `stopped` returns, on
+    rank 0, whether to stop; ``cost(cell)`` returns the least seconds that a cell takes, of which
+    rank 0's value counts.  `sizes_of` returns the sizes of each collective and kind of memory; by
+    default those of the settings.
     """
 
     def usual_sizes(collective: str, memory: str) -> Sequence[int]:
@@ -246,17 +224,6 @@ class Race(Contest):
     """A race between the candidates of one collective, size and kind of memory.
 
     It has several heats, after each of which the slower candidates drop out.
-
-    Parameters
-    ----------
-    comm, works, nbytes
-        See :class:`~mpidist.bench.runner.Contest`.
-    memory : str
-        Kind of memory of all arrays.
-    until : float
-        End of the race, as of ``time.perf_counter`` on rank 0.
-    stopped : callable
-        Returns on rank 0 whether to stop.
     """
 
     def __init__(
@@ -386,44 +353,23 @@ LARGEST = 1 << 30  # bytes
 
 @dataclass
 class Tuned:
-    """Results of a run of the tuner.
+    """Results of a run of the tuner."""
 
-    Attributes
-    ----------
-    table : TuningTable
-        The tuning table; grows while sizes are measured.
-    wrong : list of str
-        Collective, candidate and bytes of wrong results.
-    measured, left_out : int
-        Numbers of sizes in the table, and not in it (mostly for lack of time), over all collectives
-        and kinds of memory.
-    faster, confirmed : int
-        Number of sizes at which the first pass found another candidate than "auto" clearly faster,
-        and of those at which the second pass did too: these are the changes in the table.
-    unsteady : int
-        Number of sizes that are left out because the machine changed during each of three races.
-    """
-
-    table: TuningTable
+    table: TuningTable  # grows while sizes are measured
+    # Collective, candidate and bytes of wrong results.
     wrong: list[str] = field(default_factory=list)
-    measured: int = 0
-    left_out: int = 0
+    measured: int = 0  # sizes in the table, over all collectives and kinds of memory
+    left_out: int = 0  # sizes not in it, mostly for lack of time
+    # Sizes at which the first pass found another candidate than "auto" clearly faster.
     faster: int = 0
-    confirmed: int = 0
-    unsteady: int = 0
+    confirmed: int = 0  # those at which the second pass did too: the changes in the table
+    unsteady: int = 0  # sizes left out because the machine changed during each of three races
 
 
 class Draft:
     """The entry of one collective and kind of memory while it is tuned.
 
-    Parameters
-    ----------
-    key : Key
-        Key of the entry.
-    sizes : sequence of int
-        Bytes to measure, ascending.
-    usual : callable
-        ``usual(nbytes)`` returns the choice of "auto" without the table.
+    ``usual(nbytes)`` returns the choice of "auto" without the table.
     """
 
     def __init__(self, key: Key, sizes: Sequence[int], usual: Callable[[int], str]):
@@ -508,25 +454,10 @@ def tune(
 ) -> Tuned:
     """Find the fastest candidate of each call; collective, with equal settings on all ranks.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that measure.
-    settings : TuningSettings
-        Collectives, sizes, dtype and time budget of the run.
-    about : mapping
-        Description of the run, stored in the table.
-    on_step : callable
-        Called with collective and bytes before each size of the first pass.
-    on_table : callable
-        Called on every rank with the table after each size that was added to it, or confirmed.
-    stopped : callable
-        Returns on rank 0 whether to stop; what was confirmed so far is kept.
-
-    Returns
-    -------
-    Tuned
-        The same on every rank.
+    The result is the same on every rank.  `about` describes the run and is stored in the table.
+    `on_step` is called before each size of the first pass, `on_table` on every rank after each size
+    that was added to the table, or confirmed.  `stopped` returns on rank 0 whether to stop; what
+    was confirmed so far is kept.
     """
     found, end = Tuned(TuningTable((), about)), perf_counter() + settings.budget
     drafts: dict[tuple[str, str], Draft] = {}
@@ -668,10 +599,7 @@ def key_of(comm: Communicator, collective: str, memory: str, dtype: Any) -> Key:
 def existing_table(comm: Communicator, path: str) -> TuningTable | None:
     """Return the tuning table in a file, which rank 0 reads; None without the file; collective.
 
-    Raises
-    ------
-    ConfigError
-        On every rank, if the file is there but holds no tuning table.
+    If the file holds no tuning table, every rank raises ConfigError.
     """
 
     def load() -> TuningTable | None:

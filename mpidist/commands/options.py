@@ -67,16 +67,8 @@ def complete_file(incomplete: str) -> list[CompletionItem]:
 class Parsed(click.ParamType):
     """Option type of a parse function, whose InvalidArgument becomes a usage error.
 
-    Parameters
-    ----------
-    name : str
-        Kind of the values, for the help.
-    parse : callable
-        Returns the value of a text; its InvalidArgument names the expected form.
-    known : callable, optional
-        Returns the names that a shell offers as completions; without it, files.
-    packages : tuple of str
-        Packages that the option needs.
+    `name` is the kind of the values, for the help; `known` returns the names that a shell offers as
+    completions, files if it is None; `packages` are those that the option needs.
     """
 
     def __init__(
@@ -267,16 +259,9 @@ def algorithm_names(
 ) -> Parsed:
     """Return the type of names of algorithms, with commas between them.
 
-    Parameters
-    ----------
-    collectives : iterable of str
-        Each name must be an algorithm of at least one of these collectives.
-    *more : str
-        Further names that are allowed.
-    one_sided : bool
-        Whether to list algorithms in shared memory too, which "auto" never chooses.
-    one : bool
-        Whether it is one name, without commas.
+    Each must be an algorithm of at least one of the `collectives`, or one of `more`.  `one_sided`
+    lists algorithms in shared memory too, which "auto" never chooses; `one` is a single name,
+    without commas.
     """
 
     def known() -> tuple[str, ...]:
@@ -388,19 +373,8 @@ def picture(*endings: str) -> Parsed:
 def load_names(name: str, written: str) -> dict[str, Any]:
     """Run a file, or import a module; return a dict of the names defined in it.
 
-    Parameters
-    ----------
-    name : str
-        The file or module.
-    written : str
-        The argument as the user wrote it, for errors.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such file or module.
-    click.ClickException
-        If running it raised; the message has the line.
+    `written` is the argument as the user wrote it, for errors.  If running it raised, the message
+    of the ClickException has the line.
     """
     try:
         if name.endswith(".py") or os.sep in name or Path(name).is_file():

@@ -62,10 +62,7 @@ class SlurmAllocation:
 def per_node(text: str) -> tuple[int, ...]:
     """Return one number per node (of tasks or CPUs) from SLURM's short form; empty for other text.
 
-    Examples
-    --------
-    >>> per_node("2(x3),1")
-    (2, 2, 2, 1)
+    For example, ``2(x3),1`` is (2, 2, 2, 1).
     """
     found = [_GROUP.fullmatch(part) for part in text.split(",")]
     if not text or not all(found):

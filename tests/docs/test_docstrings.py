@@ -1,6 +1,6 @@
 """Sections in numpydoc's form stand on what a page of the docs shows; elsewhere a sentence does.
 
-``python -m tests.docs.test_docstrings`` lists the others, those of NOT_YET too.
+``python -m tests.docs.test_docstrings`` lists the others.
 """
 
 import ast
@@ -22,8 +22,6 @@ SECTION = re.compile(
     r"|See Also|Notes|References|Examples)\n-{3,}$",
     re.MULTILINE,
 )
-# Rooms whose private docstrings still have sections.  It only ever gets shorter.
-NOT_YET = {"bench", "commands", "launcher"}
 MODULES = {
     re.sub(r"\.?__init__$", "", ".".join(path.relative_to(ROOT).with_suffix("").parts)): path
     for path in sorted((ROOT / "mpidist").rglob("*.py"))
@@ -152,7 +150,7 @@ def room_of(module):
     return [*module.split("."), "mpidist"][1]
 
 
-@pytest.mark.parametrize("room", sorted(set(map(room_of, MODULES)) - NOT_YET))
+@pytest.mark.parametrize("room", sorted(set(map(room_of, MODULES))))
 def test_sections_are_on_a_page(room):
     if room == "torch" and torch is None:
         pytest.skip(NEEDS_TORCH)

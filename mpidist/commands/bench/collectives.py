@@ -74,12 +74,8 @@ _SETTINGS = (
 def settings_options(default: str, memory: str) -> Callable[[Callable], Callable]:
     """Return a decorator that adds the options of :class:`~mpidist.bench.Settings`.
 
-    Parameters
-    ----------
-    default : str
-        The algorithms that are measured by default, as words for the help.
-    memory : str
-        Default of ``--memory``.
+    `default` names, for the help, the algorithms that are measured by default; `memory` is the
+    default of ``--memory``.
     """
     named = click.option(
         "--algorithms",
