@@ -32,7 +32,7 @@ class Line:
 
     cells: list[str]  # text of each column
     style: str = ""  # "fastest", "baseline", "wrong", "better", "worse", or empty
-    # whether it is the first of a group, such as the candidates at one size
+    # Whether it is the first of a group, such as the candidates at one size.
     starts_group: bool = True
     # Length of a bar at the line's end, as a fraction of the table's longest; None for no bars.
     bar: float | None = None

@@ -99,6 +99,7 @@ def race(comm: Communicator, contenders: Sequence[Contender], iterations: int) -
     for k in range(iterations):
         advance(f"step {k + 1} of {iterations}: {names}", k + 1, iterations)
         times[k] = np.ravel(in_turn(contenders, k, lambda c: (c.measure(comm),)))
+    # Once, after the loop: within it, the exchange would fill caches before the next call.
     return comm.allreduce(times, "max")
 
 

@@ -171,11 +171,15 @@ class Contest:
         for line, found in zip(figures, in_turn(entries, iteration, self._call)):
             line[:] = found
         self.spent += perf_counter() - begun
+        # One exchange for all, also of what rank 0 says of the time: if each rank looked at its own
+        # clock, some would stop, and the others wait for them in the next call.
         figures[-1, 0] = self.comm.rank == 0 and self.must_end()
         figures = self.comm.allreduce(figures, "max", out=figures)
         self.over = bool(figures[-1, 0])
+        # Largest values of all ranks; the smallest ones are those of the negative figures.
         for line, entry in zip(figures, entries):
             latest_in, first_out = line[2], -line[3]
+            # Nobody may leave a barrier before the last rank has come to it.
             early = self.case.collective == "barrier" and self.one_clock and latest_in > first_out
             entry.wrong += bool(line[1]) or early
             entry.identical = bool(entry.identical and line[4] == -line[5])
@@ -264,6 +268,7 @@ class Series(Contest):
             if self.over:
                 break
             self.done += 1
+            # Numbers over all passes, 0 3 6 …, then 1 4 7 …, 2 5 8 …: each is an order of its own.
             found = self.cycle(self.entries, turn + passes * k)
             for entry, (call, used) in zip(self.entries, found):
                 entry.times.append(call)
@@ -449,6 +454,11 @@ def _measure_one(
     kinds = {candidate.memory for candidate in every}
     works = workloads(comm, collective, max(sizes), settings, kinds)
     series: dict[int, Series] = {}
+    # What else a machine does comes in spells of seconds.  So no size is measured all at once::
+    #
+    #     pass 0   8 B | 64 KiB | 1 MiB |      a third of the iterations of each
+    #     pass 1   8 B | 64 KiB | 1 MiB |      each warmed up again, as those between have
+    #     pass 2   8 B | 64 KiB | 1 MiB |      taken its place in the caches
     with no_garbage_collection():
         for turn in range(PASSES):
             for nbytes in sizes:

@@ -127,6 +127,12 @@ def cells(
     def usual_sizes(collective: str, memory: str) -> Sequence[int]:
         return [0] if collective == "barrier" else sorted(settings.sizes)
 
+    # Shares are of the time that is left, not of the budget, so what one did not use, all later
+    # ones get::
+    #
+    #     begin       now                                                    end
+    #     |- - done - |---- share of this group ----|-- next --|-- next --|
+    #                 | until of this size |- larger sizes, by weight -|
     end, sizes_of = perf_counter() + settings.budget, sizes_of or usual_sizes
     groups = [(c, memory) for c in settings.collectives for memory in memories(comm, c)]
     groups = [group for group in groups if sizes_of(*group)]
@@ -143,6 +149,7 @@ def cells(
             now = perf_counter()
             until = now + max(share - now, 0.0) * weights[k] / sum(weights[k:])
             cell = Cell(collective, memory, nbytes, {memory: place}, until)
+            # Rank 0's clock for all: otherwise some ranks would race, and wait for the others.
             if _agree(comm, stopped() or now + cost(cell) > end):
                 break
             yield cell
@@ -263,6 +270,7 @@ class Race(Contest):
         self._time(self.entries)  # the second call with an array binds its program
         self.checking = self.case.nbytes <= CHECKED
         alive = list(self.entries)
+        # Those calls bound programs, and do not count, unless there is time for no others.
         for entry in alive:
             if not self.over:
                 entry.times.clear()
@@ -280,6 +288,10 @@ class Race(Contest):
         The heats share the time until `end`: about half of the candidates drop out after each, and
         the last one lasts until `end` (``time.perf_counter``).
         """
+        # The same time for each heat, so ever more iterations for those that stay; 8 candidates::
+        #
+        #     now                                               end
+        #     |--- 8: a third ---|--- 4: a half ---|--- 2: all -|      of what is left
         heats = max(len(alive).bit_length() - 1, 1)
         now = perf_counter()
         self.until = end if heats == 1 else now + (end - now) / heats
@@ -383,6 +395,8 @@ class Draft:
     def entry(self) -> TuningEntry:
         """Return the entry: the usual choices, and those confirmed around their sizes."""
         choices = {**self.usual, **self.confirmed}
+        # "auto" may change its choice between two sizes.  That stays, unless both neighbours have a
+        # confirmed choice: then nothing is known between them but these.
         within = list(zip(self.sizes, self.sizes[1:]))
         for nbytes, name in self.changes.items():
             gap = next((pair for pair in within if pair[0] < nbytes < pair[1]), ())
@@ -404,6 +418,8 @@ def usual_choices(
     found = {nbytes: usual(nbytes) for nbytes in (*below, *sizes, *(above if sizes[-1] else ()))}
     changes: dict[int, str] = {}
 
+    # Finds every change if each choice has one range of sizes: what "auto" would choose somewhere
+    # between two sizes with the same choice is not seen.
     def search(first: int, second: int, at_first: str, at_second: str) -> None:
         if at_first == at_second:
             return
@@ -505,6 +521,7 @@ def _first_pass(
         smaller = [size for size in draft.times if size < nbytes]
         previous = draft.faster.get(max(smaller), usual) if smaller else usual
         draft.times[nbytes] = before.learn(race)
+        # Without a time of the usual choice nothing can be called faster: the best is taken.
         draft.usual[nbytes] = usual if usual in right else min(right, key=lambda n: low(right[n]))
         winner = settle(right, usual, previous)
         if winner != usual and usual in right:
@@ -544,6 +561,7 @@ def _second_pass(
         pair = draft.faster[cell.nbytes], draft.usual[cell.nbytes]
         return PROOF * sum(draft.times[cell.nbytes][name] for name in pair)
 
+    # The fastest of many is in part the luckiest one.  So it must win again, against one only.
     for cell in cells(comm, settings, stopped, cost, sizes):
         draft, nbytes = drafts[cell.collective, cell.memory], cell.nbytes
         pair = [draft.usual[nbytes], draft.faster[nbytes]]
@@ -566,6 +584,7 @@ def settle(finalists: Mapping[str, list[float]], usual: str, previous: str) -> s
     (:func:`uncertainty`), of at least five iterations.
     """
     seconds = {name: low(times) for name, times in finalists.items()}
+    # Chance makes no changes: among equals the choice stays, or is that of the smaller size.
     best = min(seconds, key=lambda name: seconds[name])
     for name in (usual, previous):
         if name in seconds:

@@ -160,6 +160,10 @@ class Stored:
 
     def _elements(self, start: int, stop: int) -> np.ndarray:
         """Read elements `start` to `stop` from the segments that have some of them."""
+        # From each segment, what lies in both::
+        #
+        #     segments   |------|------|------|
+        #     elements       start |--------| stop     reads the ends of two only
         flat = np.empty(stop - start, self.dtype)
         have = 0
         for segment in self.segments:

@@ -113,6 +113,8 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
         # equal lengths are part of the kind
         each = [{r: tree[name][k] for r, tree in trees.items()} for k in range(len(first[name]))]
         return {name: [merge(entry, f"{path}/{k}", unlike) for k, entry in enumerate(each)]}
+    # By key, what each rank has under it: of a dict all ranks must have all keys, of a Divided the
+    # keys of all ranks are joined.
     found: dict[Any, dict[int, Any]] = {}
     for rank, tree in sorted(trees.items()):
         for key, value in tree[name]:

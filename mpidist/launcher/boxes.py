@@ -115,6 +115,9 @@ class Boxes:
                 part = b"" if late else os.read(source.fileno(), 1 << 16)
                 over = not part and (self._ended or not late)  # a process left may hold the pipe
                 data, rest = rest + part, b""
+                # All that surely belongs to no box goes on at once::
+                #
+                #     rest + part   | text | a box: held | text | perhaps a box's begin: rest |
                 for sign, box in _BOXES:
                     if hold and sign in data:
                         data, count = box.subn(partial(self._hold, screen), data)

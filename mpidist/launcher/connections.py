@@ -100,6 +100,7 @@ class Connections(Reports):
     def command(self, program: list[str]) -> list[str]:
         """Return the command that the launcher starts for each rank: a monitor of `program`."""
         options = ["label"] * self.label + [f"logs={self.logs}"] * bool(self.logs)
+        # -I -S: without the user's modules and site-packages, for one starts beside every rank.
         monitor = [sys.executable, "-I", "-S", RANK_PROCESS, self.address, *options]
         return [*monitor, "--", *program]
 
@@ -117,6 +118,7 @@ class Connections(Reports):
                 self._forget(key)
             elif key.data is not None:
                 self._receive(key.data)
+        # After the others: it may close a connection that is among `ready`.
         if any(key.fileobj is self._listener for key, _ in ready):
             self._accept()
         until = time.monotonic() - UNKNOWN_SECONDS
@@ -125,10 +127,13 @@ class Connections(Reports):
 
     def _accept(self) -> None:
         """Accept a connection; the oldest unknown ones make room for it."""
+        # Whoever reaches this host may connect.  So those that have not shown the secret are few,
+        # and the newest one takes the place of the oldest: they cannot keep the ranks out.
         unknown = [c for c in self._connections if c.rank is None]
         full = len(self._connections) >= self.ranks + UNKNOWN_AT_MOST
         try:
             accepted, _ = self._listener.accept()
+            # A node that is down closes nothing: the kernel finds that out within 20 s.
             for option, value in (("IDLE", 5), ("INTVL", 5), ("CNT", 3)):
                 accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), value)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -146,6 +151,7 @@ class Connections(Reports):
             data = connection.socket.recv(65536)
         except OSError:
             data = b""
+        # A stream has no borders: the last piece is a report only once its line has ended.
         *texts, connection.text = (connection.text + data).split(b"\n")
         good = bool(data) and all(self._take(connection, text) for text in texts)
         if not good or len(connection.text) > self._limit(connection):
@@ -198,6 +204,7 @@ def open_listener(local: bool = False) -> socket.socket:
     With `local`, only processes of this machine can connect to it.
     """
     if local:
+        # A large backlog: all ranks connect at the same moment.
         return socket.create_server((LOOPBACK, 0), backlog=4096)
     if socket.has_dualstack_ipv6():
         try:

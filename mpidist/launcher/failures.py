@@ -94,6 +94,8 @@ class Failures:
         A traceback printed before gets one line, and so does an exception that usually follows
         another rank's failure (:attr:`Failure.follows`), unless it is the first one printed.
         """
+        # Texts of ranks that fail alike may differ in their "rank N: " only.  So a failure is found
+        # by its text with that and without, and joins the first group that has either.
         groups: list[list[Failure]] = []
         known: dict[str, list[Failure]] = {}
         for failure in sorted(self.known[self._printed :], key=lambda each: each.follows):

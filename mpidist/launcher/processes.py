@@ -107,6 +107,7 @@ def end_processes(
 
     `environ` is its environment; None for this process's.
     """
+    # Before the signal: a process whose parent has ended is below nobody any more.
     started = descendants(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

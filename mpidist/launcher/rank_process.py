@@ -27,6 +27,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO
 
+# The processes of one rank; each starts the next::
+#
+#     mpidist run -> mpiexec or srun -> monitor -> program -> its children
+#                                          |       |----- one group ------|
+#                                          +-> guard: kills the group if the monitor is killed
+#
+# Between the monitor and mpidist run, past the launcher, go reports and signals for the ranks.
 SECRET = "MPIDIST_RUN_SECRET"  # as in connections.py
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 DEFERRED = (signal.SIGUSR1, signal.SIGUSR2)  # kept until the program has a handler for them
@@ -206,13 +213,12 @@ class RankProcess:
         threads = self.forward_output() if piped else []
         status = self.child.wait()
         join(threads, REPORT_SECONDS)
+        # What the program itself said comes before how it ended: the first may be the reason.
         self.forward_notes()
         self.report(status=status)  # at once: it may end other ranks, which report that
         end_rest(self.child.pid)
         join(threads, OUTPUT_SECONDS)
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # where all is killed, the guard may be the first
+        with contextlib.suppress(BrokenPipeError):  # if all are killed, the guard may be the first
             os.write(pipe, b".")
         os.waitpid(guard, 0)
         return status
@@ -316,9 +322,8 @@ def end_rest(leader: int) -> None:
         while group(leader):
             if time.monotonic() > until:
                 break
-            time.sleep(
-                POLL_SECONDS
-            )  # they are not children of this process, which could be waited for
+            # They are not children of this process, which it could wait for.
+            time.sleep(POLL_SECONDS)
         else:
             return
 
@@ -346,9 +351,8 @@ def exit_like(status: int) -> None:
     """End this process as the program ended: with exit code `status`, or by signal -`status`."""
     sys.stdout.flush()
     if status < 0:
-        resource.setrlimit(
-            resource.RLIMIT_CORE, (0, 0)
-        )  # the program has written a core file already
+        # The program has written a core file already.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)

@@ -133,6 +133,7 @@ class Supervisor:
         self.reports.observe(self._launcher.pid)
         self._begun = time.monotonic()
         while self._launcher.poll() is None:
+            # Reports and the launcher's end wake it at once; signals and deadlines have no file.
             self._listen(0.2)
             for number in self.signals.pending():
                 self._pass(number)
@@ -143,8 +144,11 @@ class Supervisor:
                 self._report_missing()
                 self._end_if_mpi_does_not_start()
             self._end_if_over()
+        # What the ranks sent before the launcher's end, and came since the last look.
         self._listen(0)
         status = self._launcher.returncode
+        # A launcher may end before the last words of monitors have come over the network; after a
+        # failure it may have killed them, and then nothing comes.
         until = time.monotonic() + (LAST_REPORTS if status == 0 else AFTER_FAILURE)
         while self.reports.complete and not self._all_ended and time.monotonic() < until:
             self._listen(0.1)
@@ -182,6 +186,7 @@ class Supervisor:
         if rank.status is not None:
             return
         if status is None and self.reports.complete:
+            # Its monitor has gone without a word: what the program announced is all there is.
             rank.lost, rank.status = True, rank.left or LOST
         else:
             rank.status = rank.left if status is None else status
@@ -189,7 +194,9 @@ class Supervisor:
         if not rank.mpi:  # it will not enter MPI_Init any more
             self._last_mpi_report = time.monotonic()
         if not rank.succeeded and self.reports.complete:
+            # The launcher should end the others, but Hydra does not see a rank that just exits.
             self._should_end(PATIENCE, NOT_ENDED)
+            # A lost rank is more often a victim than the cause: that has CAUSE_WITHIN to report.
             if rank.status != LOST:
                 self._report()
         elif self._all_ended:
@@ -221,6 +228,7 @@ class Supervisor:
         """End the job if its launcher has not ended it within some seconds; then print `why`."""
         now = time.monotonic()
         self._over = min(self._over, now)
+        # The earliest deadline counts; acts that have begun are not begun anew.
         if now + within < self._deadline and not self._acts:
             self._deadline, self._why = now + within, why.format(within)
 
@@ -229,6 +237,13 @@ class Supervisor:
 
         Ranks that are left get SIGTERM, then SIGKILL; then the launcher gets both.
         """
+        # Each act only if the launcher still runs, and the last one again and again::
+        #
+        #     _over            _deadline        + _step          + 2 _step        + 3 _step
+        #     |-- its turn ----|----------------|----------------|----------------|- - - - -
+        #                      SIGTERM, ranks   SIGKILL, ranks   SIGTERM, it      SIGKILL, it
+        #
+        # Without monitors, or ranks that are left, it is only the last two.
         now = time.monotonic()
         if self.reports.complete and now > self._over + CAUSE_WITHIN:
             self._report()
@@ -267,6 +282,7 @@ class Supervisor:
         starting = sorted(rank.number for rank in ranks if rank.mpi == STARTING)
         absent = [rank for rank in self.ended if not rank.mpi]
         entered = sum(bool(rank.mpi) for rank in ranks)
+        # Every rank is in MPI_Init, or came out, or has ended before it: nobody is left to come.
         if starting and entered + len(absent) == self.ranks:
             self._stuck_at_start = self._reported = self._boxes.told = True
             self._should_end(0)
@@ -381,6 +397,8 @@ class Supervisor:
             return code
         if isinstance(cause, RankState):
             return cause.code
+        # An exception that follows another rank's failure decides only if the rank that failed
+        # first told one too: otherwise that rank's exit code is the better one.
         failed = {failure.number for failure in self.failures.known}
         told = all(rank.number in failed for rank in self._failed()[:1])
         return 1 if cause.kind != INTERRUPT and (told or not cause.follows) else code

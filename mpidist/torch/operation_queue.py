@@ -140,6 +140,7 @@ class OperationQueue:
             seconds = limit(opts.timeout) or seconds
         if torch.autograd._profiler_enabled():
             act = recorded(name, act, opts.asyncOp)
+        # Nothing is before it: it need not be queued, and costs no other thread.
         if not opts.asyncOp and not self.queued:
             with self.performing:
                 error = self._attempt(name, self.sequence, act, seconds)
@@ -208,9 +209,13 @@ class OperationQueue:
                 pause = _LOOK_SECONDS[0]
             except queue.Empty:
                 pause = min(2 * pause, _LOOK_SECONDS[1])
+            # What was there at the last look has had its chance: its caller does something else.
+            # What is newer is left to its caller, who most likely comes soon; but not at Python's
+            # exit, when nobody comes any more.
             while self._operations and not self._waiting:
                 last = max(seen, self._hastened) if not THREADS.ending else math.inf
                 with self.performing:
+                    # A caller may have performed them meanwhile.
                     if not self._operations:
                         break
                     number = self._operations[0][0].number
@@ -224,6 +229,8 @@ class OperationQueue:
             quiet = quiet + 1 if newest == seen else 0
             seen = newest
             if not self._operations and (quiet == _QUIET_LOOKS or THREADS.ending):
+                # Under the lock, as `_have_served`: either this sees the new operation, or that
+                # sees that nobody serves.
                 with self._counting:
                     if not self._operations:
                         self._served = False
@@ -251,6 +258,8 @@ class OperationQueue:
         """
         work, act, seconds = self._operations.popleft()
         error = self._attempt(work.name, work.number, act, seconds)
+        # Before it is recorded: whoever waits for it may then call a blocking operation, which is
+        # not queued if it is the only one.
         with self._counting:
             self.queued -= 1
         return work.record(error)
@@ -301,6 +310,7 @@ class OperationQueue:
         finally:
             with self._counting:
                 self._waiting -= 1
+            # Those behind `work` that are to be performed at once: the server has left them.
             if self._hastened > work.number and self._operations:
                 self._hints.put(None)
 
