@@ -137,7 +137,7 @@ def until_idle(
     return Contender(name, finish, begin, warm=1)
 
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
+GPU_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 
 def measure_executors(
@@ -245,12 +245,12 @@ def measure_gpu(
 ) -> Results:
     """Measure collectives on each executor of GPU arrays, and bare copies; collective.
 
-    `collectives` are names out of :data:`COLLECTIVES`, all of them if empty; for the other
+    `collectives` are names out of :data:`GPU_COLLECTIVES`, all of them if empty; for the other
     parameters see :func:`measure_executors`.
     """
-    wrong = [name for name in collectives if name not in COLLECTIVES]
+    wrong = [name for name in collectives if name not in GPU_COLLECTIVES]
     if wrong:
-        raise InvalidArgument(f"bench gpu {wrong[0]}: expected {', '.join(COLLECTIVES)}")
+        raise InvalidArgument(f"bench gpu {wrong[0]}: expected {', '.join(GPU_COLLECTIVES)}")
     try:
         comm.use_gpu()
     except Unsupported as error:
@@ -258,7 +258,7 @@ def measure_gpu(
     device = find_device()
     copies = measure_copies(comm, max(*sizes, 1 << 20))
     results = measure_executors(
-        comm, tuple(collectives) or COLLECTIVES, sizes, dtype, iterations, copies
+        comm, tuple(collectives) or GPU_COLLECTIVES, sizes, dtype, iterations, copies
     )
     gpus = comm.allgather_object(f"{device.describe()} {device.identity()}")
     results.header = {**make_header(comm), "gpus": gpus, "copies": asdict(copies)}

@@ -220,7 +220,7 @@ class Watch:
 # -- its memory bandwidth ------------------------------------------------------------------------
 
 CACHES = 4  # size of STREAM's arrays, in last-level caches
-_LEAST = 16 << 20  # bytes of an array, where the cache is small or of unknown size
+_MIN_ARRAY_BYTES = 16 << 20  # bytes of an array, where the cache is small or of unknown size
 _REPEAT = 12
 
 
@@ -274,8 +274,8 @@ def array_bytes(ranks: int, cache: int, available: int) -> int:
     at least 16 MiB; but all arrays together take at most a quarter of the `available` bytes (if
     that is 0, unknown, an array takes at most 64 MiB).  In any case an array is at least 1 MiB.
     """
-    wanted = max(-(-CACHES * cache // ranks), _LEAST)
-    affordable = available // (4 * 2 * ranks) if available else 4 * _LEAST
+    wanted = max(-(-CACHES * cache // ranks), _MIN_ARRAY_BYTES)
+    affordable = available // (4 * 2 * ranks) if available else 4 * _MIN_ARRAY_BYTES
     return max(min(wanted, affordable), 1 << 20) // 8 * 8
 
 

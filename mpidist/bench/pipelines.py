@@ -60,7 +60,7 @@ def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES
     return found
 
 
-SECONDS = 0.01  # time of forward; backward takes twice as long
+_FORWARD_SECONDS = 0.01  # time of forward; backward takes twice as long
 AVERAGING = 0.015  # seconds to average the last stage's gradients: less than the backward above it
 REPLICA_MICROBATCHES = 4
 
@@ -75,12 +75,12 @@ class TimedStage(Module):
 
     def forward(self, x: Any) -> Any:
         """Sleep for the time of a forward, and return `x`."""
-        sleep(SECONDS)
+        sleep(_FORWARD_SECONDS)
         return x
 
     def backward(self, grad: Any) -> Any:
         """Sleep for twice the time of a forward, and return `grad`."""
-        sleep(2 * SECONDS)
+        sleep(2 * _FORWARD_SECONDS)
         self.weight.accumulate(np.ones(1))
         return grad
 
@@ -109,9 +109,9 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
         Pipeline(stage, grid.pipe, REPLICA_MICROBATCHES) for stage in (models[0], after, plain)
     ]
     contenders = [
-        Contender("mpidist Pipeline of DDP", stepper(pipes[0])),
-        Contender("averaged after the step", stepper(pipes[1], models[1].sync_gradients)),
-        Contender("not averaged", stepper(pipes[2])),
+        Contender("mpidist Pipeline of DDP", pipeline_step(pipes[0])),
+        Contender("averaged after the step", pipeline_step(pipes[1], models[1].sync_gradients)),
+        Contender("not averaged", pipeline_step(pipes[2])),
     ]
     work = f"step of timers, 2 stages on 2 ranks each, {1e3 * AVERAGING:g} ms to average the last"
     found = rows(comm, work, contenders, rounds)
@@ -120,7 +120,7 @@ def replicas(comm: Communicator, rounds: int) -> list[Row]:
     return found
 
 
-def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable[[], None]:
+def pipeline_step(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return a function that runs one step of a pipeline, and then `after` if given."""
     x = np.ones((REPLICA_MICROBATCHES, 1))
 
@@ -134,9 +134,9 @@ def stepper(pipe: Pipeline, after: Callable[[], None] | None = None) -> Callable
 
 # -- steps in PyTorch, which is imported when they run ---------------------------------------------
 
-SIZES = ((128, 8), (256, 16), (512, 16), (1024, 16))
+WIDTHS_AND_ROWS = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and numbers of rows of a microbatch."""
-OURS, THEIRS = "mpidist Pipeline", "torch pipelining, gloo"
+MPIDIST_PIPELINE, TORCH_PIPELINING = "mpidist Pipeline", "torch pipelining, gloo"
 
 
 def updating(
@@ -197,17 +197,17 @@ def torch_steps(comm: Communicator, rounds: int) -> list[Row]:
     with threads(comm, 1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with process_groups(comm) as (_, gloo):
-            for width, each in SIZES:
+            for width, each in WIDTHS_AND_ROWS:
                 shape = (MICROBATCHES * each, width)
                 ends = comm.rank == comm.size - 1
                 own, other = (mlp(width, comm.rank, last=ends) for _ in range(2))
                 pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
                 contenders = [
                     Contender(
-                        OURS,
+                        MPIDIST_PIPELINE,
                         updating(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
                     ),
-                    Contender(THEIRS, updating(other, theirs(comm, other, gloo), shape)),
+                    Contender(TORCH_PIPELINING, updating(other, theirs(comm, other, gloo), shape)),
                 ]
                 count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
                 work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"

@@ -25,17 +25,17 @@ from ..tables import Column, Line, Table
 from .race import no_garbage_collection
 from .results import Row
 from .tuner import (
-    Cell,
     History,
+    PlannedRace,
     TuningSettings,
     all_but_the_slow,
-    candidates,
-    cells,
-    count_cells,
+    candidate_names,
+    count_races,
+    planned_races,
     steady_race,
 )
 
-LEAST = 4  # iterations that two halves need
+_MIN_FOR_HALVES = 4  # iterations that two halves need
 
 
 def score(times: Mapping[str, Sequence[float]], pick: str) -> tuple[float, float, float, str]:
@@ -65,7 +65,7 @@ class Summary:
 
     collective: str  # "all" for the summary over all rows
     memory: str  # empty for the summary over all rows
-    cells: int  # number of sizes
+    sizes: int  # how many
     mean: float  # of the regret, as is p95
     p95: float
     raw_mean: float  # of the raw regret
@@ -128,40 +128,46 @@ def verify(
     found = Verified()
     histories: dict[tuple[str, str], History] = {}
 
-    def history(cell: Cell) -> History:
-        return histories.setdefault((cell.collective, cell.memory), History())
+    def history(planned: PlannedRace) -> History:
+        return histories.setdefault((planned.collective, planned.memory), History())
 
     with no_garbage_collection():
-        for cell in cells(comm, settings, stopped, lambda c: LEAST * history(c).cost(c.nbytes)):
-            on_step(cell.collective, cell.nbytes)
-            regret = _race(comm, cell, history(cell), stopped, found)
+        for planned in planned_races(
+            comm, settings, stopped, lambda c: _MIN_FOR_HALVES * history(c).cost(c.nbytes)
+        ):
+            on_step(planned.collective, planned.nbytes)
+            regret = _race(comm, planned, history(planned), stopped, found)
             if regret is not None:
                 found.regrets.append(regret)
-    found.left_out = count_cells(comm, settings) - len(found.regrets)
+    found.left_out = count_races(comm, settings) - len(found.regrets)
     return found
 
 
 def _race(
-    comm: Communicator, cell: Cell, before: History, stopped: Callable[[], bool], found: Verified
+    comm: Communicator,
+    planned: PlannedRace,
+    before: History,
+    stopped: Callable[[], bool],
+    found: Verified,
 ) -> Row | None:
-    nbytes = cell.whole(cell.nbytes)
-    names, pick = candidates(comm, cell.collective, nbytes, cell.memory)
+    nbytes = planned.whole(planned.nbytes)
+    names, pick = candidate_names(comm, planned.collective, nbytes, planned.memory)
     first, *others = before.order(names, pick)
     every, keep = [first, "auto", *others], all_but_the_slow(pick, "auto")
-    raced = steady_race(comm, cell, every, keep, stopped)
+    raced = steady_race(comm, planned, every, keep, stopped)
     if raced is None:
         found.unsteady += 1
         return None
     race, times = raced
     before.learn(race)
-    found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
+    found.wrong += [f"{planned.collective} {name} {nbytes} B" for name in race.wrong]
     auto = times.pop("auto", None)
-    if not race.complete or len(times.get(pick, ())) < LEAST:
+    if not race.complete or len(times.get(pick, ())) < _MIN_FOR_HALVES:
         return None
     regret, raw, floor, best = score(times, pick)
     ratio = median(auto) / median(times[pick]) if auto else None
-    row = Row(cell.collective, pick, comm.size, 1e6 * median(times[pick]))
-    row.bytes, row.memory = nbytes, cell.memory
+    row = Row(planned.collective, pick, comm.size, 1e6 * median(times[pick]))
+    row.bytes, row.memory = nbytes, planned.memory
     row.figures = {"best": best, "regret": regret, "raw": raw, "floor": floor, "auto": ratio}
     row.figures["iterations"] = len(times[pick])
     return row
@@ -175,7 +181,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
         parts = (one.mean, one.p95, one.raw_mean, one.floor_mean, one.floor_p95)
         percents = [f"{100 * part:.1f}" for part in parts]
         auto = "" if one.auto is None else f"{one.auto:.2f}"
-        lines.append(Line([one.collective, one.memory, str(one.cells), *percents, auto]))
+        lines.append(Line([one.collective, one.memory, str(one.sizes), *percents, auto]))
     return Table(
         "",
         [Column.names("collective"), Column.names("memory"), *map(Column.numbers, figures)],

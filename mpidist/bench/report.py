@@ -34,8 +34,8 @@ _COLOURS = (
 
 
 # Places of a legend: to the right of the panel, and below it.
-BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+_LEGEND_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+_LEGEND_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
 def check_packages(option: str, *packages: str) -> None:
@@ -152,7 +152,7 @@ def _legend(axes: Any, rows: list[Row], below: bool) -> None:
     axes.legend(
         [handle for handle, _ in order],
         [label for _, label in order],
-        **(BELOW if below else BESIDE),
+        **(_LEGEND_BELOW if below else _LEGEND_BESIDE),
         fontsize=8,
         frameon=False,
         title=f"by speed at {format_size(last)}",
@@ -256,7 +256,7 @@ def _ratios(axes: Any, part: list[tuple[str, Pair]], runs: list[str], narrow: bo
         axes.margins(x=0.1)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(
-        **(BELOW if narrow else BESIDE),
+        **(_LEGEND_BELOW if narrow else _LEGEND_BESIDE),
         fontsize=9,
         frameon=False,
         title="above 1: faster than the first\nred ring: more than 5 % slower",

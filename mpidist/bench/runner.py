@@ -78,7 +78,7 @@ class Settings:
     bits: bool = False
 
 
-LEAST = 3  # iterations, however long they take
+_MIN_ITERATIONS = 3  # iterations, however long they take
 _COLUMNS = 7  # figures that the ranks exchange for each candidate
 
 
@@ -251,7 +251,7 @@ class Series(Contest):
         self.seconds = self._agree(perf_counter() - begun)  # of an iteration
         planned = settings.budget / max(self.seconds, 1e-9)
         self.iterations = int(
-            max(min(LEAST, settings.iterations), min(planned, settings.iterations))
+            max(min(_MIN_ITERATIONS, settings.iterations), min(planned, settings.iterations))
         )
 
     def run(self, turn: int, passes: int) -> None:

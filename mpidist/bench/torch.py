@@ -31,8 +31,8 @@ from .machine import make_header
 from .race import WARM, Contender, medians, race, rows
 from .results import Results, Row
 
-COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
-GLOO, OURS = "gloo", "mpidist"
+_C10D_COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
+GLOO, MPIDIST = "gloo", "mpidist"
 WAYS = "blocking", "async_op", "functional", "queued"
 BLOCK_SECONDS, MOST_CALLS = 4e-3, 100  # of a block of calls that is timed at once
 MOST_QUEUED, QUEUED_BYTES = 100, 1 << 26
@@ -52,17 +52,19 @@ def measure_torch(
     way.  The `ways` of a call: "blocking"; "async_op", with ``wait()`` at once; "functional", as
     DTensor and tensor parallelism make it, with a new result; "queued", many with ``async_op=True``
     before the first ``wait()``.  "blocking" is measured in any case.  No `collectives` means all of
-    :data:`COLLECTIVES`; `rounds` is the number of blocks.
+    `_C10D_COLLECTIVES`; `rounds` is the number of blocks.
     """
     for name in collectives:
-        if name not in COLLECTIVES:
-            raise InvalidArgument(f"collective {name!r}: allowed are {', '.join(COLLECTIVES)}")
+        if name not in _C10D_COLLECTIVES:
+            raise InvalidArgument(
+                f"collective {name!r}: allowed are {', '.join(_C10D_COLLECTIVES)}"
+            )
     for way in ways:
         if way not in WAYS:
             raise InvalidArgument(f"way {way!r}: allowed are {', '.join(WAYS)}")
     with process_groups(comm) as (_, gloo):
         results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
-        for name in collectives or COLLECTIVES:
+        for name in collectives or _C10D_COLLECTIVES:
             for nbytes in sizes:
                 results.rows += _rows(comm, name, nbytes, gloo, rounds, ways)
     return results
@@ -131,7 +133,7 @@ def _rows(
         ratio = references[candidate.way] / time
         row = Row(name, candidate.name, comm.size, 1e6 * time, ratio, correct)
         row.bytes, row.dtype, row.memory = nbytes, "float32", candidate.memory
-        row.busbw_gbs = busbw(COLLECTIVES[name], nbytes, time, comm.size)
+        row.busbw_gbs = busbw(_C10D_COLLECTIVES[name], nbytes, time, comm.size)
         rows.append(row)
     return rows
 
@@ -201,9 +203,9 @@ def _candidates(
     found = [_Candidate(BARE, bare, warm=0, way="blocking", data=data)]
     world = dist.group.WORLD
     for way in dict.fromkeys(("blocking", *ways)):
-        found += [made(GLOO, gloo, way), made(OURS, world, way)]
+        found += [made(GLOO, gloo, way), made(MPIDIST, world, way)]
     if comm.topology.num_nodes == 1:
-        found.append(made(OURS, world, "blocking", SYMMETRIC))
+        found.append(made(MPIDIST, world, "blocking", SYMMETRIC))
     return found
 
 
@@ -231,7 +233,7 @@ def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
 HEAD = 64  # width of an attention head
 WORDS = 32  # of each sample of the transformer
 AGREE = 1e-3  # largest error of an update, as a part of it; rounding makes less than 1e-5
-ALONE = "no communication"
+_NO_COMMUNICATION = "no communication"
 
 
 @dataclass(frozen=True)
@@ -385,11 +387,11 @@ def _steps(comm: Communicator, kind: Any, rounds: int) -> list[Row]:
         # without are equal, so that both models would communicate over the group of the first.
         made = {
             name: training(DeviceMesh.from_group(group, "cpu", mesh_dim_names=(name,)))
-            for name, group in ((GLOO, over_gloo), (OURS, over_mpidist))
+            for name, group in ((GLOO, over_gloo), (MPIDIST, over_mpidist))
         }
         alone = training(None)
         contenders = [Contender(name, one.step) for name, one in made.items()]
-        contenders.append(Contender(ALONE, alone.step))
+        contenders.append(Contender(_NO_COMMUNICATION, alone.step))
         count = sum(p.numel() for p in alone.model.parameters())
         work = f"step, {kind.work}, width {kind.scale.width}, {count / 1e6:.1f} M parameters"
         found = rows(comm, work, contenders, rounds)

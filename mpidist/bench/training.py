@@ -23,7 +23,7 @@ from .results import Results, Row
 if TYPE_CHECKING:
     import torch
 
-OURS = "mpidist DDP"
+MPIDIST_DDP = "mpidist DDP"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
@@ -56,7 +56,7 @@ def communication(
             comm.allreduce(p.grad, op="mean", out=p.grad)
 
     contenders = [
-        Contender(OURS, model.sync_gradients),
+        Contender(MPIDIST_DDP, model.sync_gradients),
         Contender("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
@@ -68,7 +68,7 @@ def stepping(name: str, step: Callable[[], object], model: DDP) -> Contender:
     return Contender(name, step, ready=lambda: model.reducer.settled)
 
 
-ALONE = "communication alone"
+_COMMUNICATION_ALONE = "communication alone"
 AUTOS = 3  # wrappers with overlap="auto"
 NOTEWORTHY = 0.1  # share of a step below which hidden communication is lost in the noise
 LAYERS, ELEMENTS, SECONDS = 40, 25_000, 4e-3  # of the backward that waits on a timer
@@ -134,16 +134,16 @@ def overlaps(
     sizes = [bucket.starts[-1] for bucket in models["none"][1].buckets]
     alone = DDP(BareArrays(sizes), comm, 1, 1, overlap="none")
     contenders = [stepping(name, act, model) for name, (act, model) in models.items()]
-    contenders.append(stepping(ALONE, alone.sync_gradients, alone))
+    contenders.append(stepping(_COMMUNICATION_ALONE, alone.sync_gradients, alone))
     times = race(comm, contenders, rounds)
     least = dict(zip((contender.name for contender in contenders), times.min(axis=0), strict=True))
-    bound = min(least[ALONE], max(least["none"] - least[ALONE], 0.0))
+    bound = min(least[_COMMUNICATION_ALONE], max(least["none"] - least[_COMMUNICATION_ALONE], 0.0))
     found = []
     for contender, column in zip(contenders, times.T, strict=True):
         name = contender.name
         seconds, share = map(float, np.median([column, column / times[:, 0]], axis=1))
         figures = {"least_us": 1e6 * float(column.min()), "share": share}
-        if name not in ("none", ALONE) and bound > NOTEWORTHY * least["none"]:
+        if name not in ("none", _COMMUNICATION_ALONE) and bound > NOTEWORTHY * least["none"]:
             figures["hidden"] = float((least["none"] - least[name]) / bound)
         if name.startswith("auto"):
             name += f" ({models[name][1].reducer.name})"
@@ -175,7 +175,7 @@ def width_for(millions: float) -> int:
     return max(64, 64 * round(math.sqrt(millions * 1e6 / DEPTH) / 64))
 
 
-def stepper(
+def sgd_step(
     model: Any,
     parameters: Any,
     width: int,
@@ -223,19 +223,19 @@ def mlp_steps(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], S
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            stepping(OURS, stepper(model, net.parameters(), width), model),
-            Contender("no communication", stepper(bare, bare.parameters(), width)),
+            stepping(MPIDIST_DDP, sgd_step(model, net.parameters(), width), model),
+            Contender("no communication", sgd_step(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
             return rows(comm, work, contenders, rounds), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
-        contenders.append(Contender(name, stepper(each, each.parameters(), width, sync)))
+        contenders.append(Contender(name, sgd_step(each, each.parameters(), width, sync)))
         with process_groups(comm) as (_, gloo):
             theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
             name = "torch DDP over gloo"
-            contenders.append(Contender(name, stepper(theirs, theirs.parameters(), width)))
+            contenders.append(Contender(name, sgd_step(theirs, theirs.parameters(), width)))
             found = rows(comm, work, contenders, rounds)
             del theirs, contenders
     return found, model.stats()
@@ -269,7 +269,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
         count = sum(p.numel() for p in net.parameters())
         work = f"step, {name} of {count / 1e6:.1f} M parameters"
         contenders = [
-            stepping(OURS, ours, model),
+            stepping(MPIDIST_DDP, ours, model),
             Contender("no communication", bare),
         ]
         if comm.size == 1:
@@ -303,7 +303,7 @@ def busy(comm: Communicator, overlap: str) -> tuple[Callable[[], None], DDP]:
     """
     net = mlp(BUSY_WIDTH)
     model = DDP(net, comm, BUSY_BUCKET, overlap=overlap)
-    step = stepper(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)
+    step = sgd_step(model, net.parameters(), BUSY_WIDTH, samples=BUSY_SAMPLES)
     return step, model
 
 
@@ -372,10 +372,10 @@ def _results(comm: Communicator, has_torch: bool) -> Results:
 
 def _add(results: Results, found: list[Row], stats: Stats) -> None:
     results.rows += found
-    results.notes.append(f"{found[0].work}: {describe(stats)}")
+    results.notes.append(f"{found[0].work}: {describe_stats(stats)}")
 
 
-def describe(stats: Stats) -> str:
+def describe_stats(stats: Stats) -> str:
     """Return as text a DDP's overlap, the trial times that chose it, and the parts of a step."""
     parts = ("compute", "exposed", "hidden")
     times = ", ".join(f"{part} {1e3 * getattr(stats, part):.2f} ms" for part in parts)

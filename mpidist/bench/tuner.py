@@ -49,7 +49,7 @@ class TuningSettings:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedRace:
     """One race of the tuner: a collective at one size in one kind of memory, with an end time.
 
     `works` has the test data of that kind of memory; `until` is as of ``time.perf_counter`` on
@@ -96,8 +96,8 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def count_cells(comm: Communicator, settings: TuningSettings) -> int:
-    """Return the number of races (cells) of a tuning run, for a progress bar."""
+def count_races(comm: Communicator, settings: TuningSettings) -> int:
+    """Return the number of races of a tuning run, for a progress bar."""
     sizes = {c: 1 if c == "barrier" else len(settings.sizes) for c in settings.collectives}
     return sum(len(memories(comm, c)) * sizes[c] for c in settings.collectives)
 
@@ -106,20 +106,20 @@ Sizes = Callable[[str, str], Sequence[int]]
 """``sizes(collective, memory)`` returns the bytes to measure."""
 
 
-def cells(
+def planned_races(
     comm: Communicator,
     settings: TuningSettings,
     stopped: Callable[[], bool],
-    cost: Callable[[Cell], float],
+    cost: Callable[[PlannedRace], float],
     sizes_of: Sizes | None = None,
-) -> Iterator[Cell]:
-    """Yield the races of a run (cells), each with its share of the time; collective.
+) -> Iterator[PlannedRace]:
+    """Yield the planned races of a run, each with its share of the time; collective.
 
     They are the same on every rank, but for `until`, which counts on rank 0 only.  Each collective
     in each kind of memory has an equal share of the budget; of it, a size has a part that grows
-    with the square root of its bytes.  Time that one cell leaves goes to later ones.  When the time
-    left is less than a cell's `cost`, it and the larger sizes are omitted.  `stopped` returns, on
-    rank 0, whether to stop; ``cost(cell)`` returns the least seconds that a cell takes, of which
+    with the square root of its bytes.  Time that one race leaves goes to later ones.  When the time
+    left is less than a race's `cost`, it and the larger sizes are omitted.  `stopped` returns, on
+    rank 0, whether to stop; ``cost(planned)`` returns the least seconds that a race takes, of which
     rank 0's value counts.  `sizes_of` returns the sizes of each collective and kind of memory; by
     default those of the settings.
     """
@@ -148,11 +148,11 @@ def cells(
         for k, nbytes in enumerate(sizes):
             now = perf_counter()
             until = now + max(share - now, 0.0) * weights[k] / sum(weights[k:])
-            cell = Cell(collective, memory, nbytes, {memory: place}, until)
+            planned = PlannedRace(collective, memory, nbytes, {memory: place}, until)
             # Rank 0's clock for all: otherwise some ranks would race, and wait for the others.
-            if _agree(comm, stopped() or now + cost(cell) > end):
+            if _agree(comm, stopped() or now + cost(planned) > end):
                 break
-            yield cell
+            yield planned
 
 
 def _agree(comm: Communicator, value: bool) -> bool:
@@ -160,7 +160,7 @@ def _agree(comm: Communicator, value: bool) -> bool:
     return bool(comm.broadcast(np.array([value], np.int8), root=0)[0])
 
 
-LEAST = 2  # iterations before the first candidate drops out
+_MIN_PER_HEAT = 2  # iterations before the first candidate drops out
 MOST = 200  # iterations
 CHECKED = 1 << 20  # bytes up to which every result is checked; above, the first two of a candidate
 HOPELESS = 3.0  # a candidate slower than the fastest by this factor, from HOPELESS_BYTES on,
@@ -170,7 +170,7 @@ CLOSE = 1.1  # a candidate slower than the fastest by at most this factor stays 
 Keep = Callable[[list[tuple[float, Entrant]]], list[Entrant]]
 
 
-def candidates(
+def candidate_names(
     comm: Communicator, collective: str, nbytes: int, memory: str, leave_open: bool = False
 ) -> tuple[list[str], str]:
     """Return the names of all candidates that can serve a call, and the choice of "auto".
@@ -297,7 +297,7 @@ class Race(Contest):
         self.until = end if heats == 1 else now + (end - now) / heats
         for k in range(MOST):
             self._time(alive, len(alive[0].times))
-            if self.over and k + 1 >= LEAST or len(alive[0].times) >= MOST:
+            if self.over and k + 1 >= _MIN_PER_HEAT or len(alive[0].times) >= MOST:
                 break
         self.until = end
         self.cycle([])  # sets `over` anew, on all ranks alike
@@ -438,21 +438,21 @@ def usual_choices(
 
 def steady_race(
     comm: Communicator,
-    cell: Cell,
+    planned: PlannedRace,
     names: Sequence[str],
     keep: Keep,
     stopped: Callable[[], bool],
 ) -> tuple[Race, dict[str, list[float]]] | None:
-    """Run the race of a cell, again if the machine changed meanwhile; collective.
+    """Run a planned race, again if the machine changed meanwhile; collective.
 
     Return it with the finalists' times (:meth:`Race.run`), or None if the machine changed during
     each of three races.
     """
-    seconds = cell.until - perf_counter()
+    seconds = planned.until - perf_counter()
     for _ in range(REPEATS):
         machine, until = Watch(comm), perf_counter() + seconds
         machine.look()
-        race = Race(comm, cell.works, cell.nbytes, cell.memory, until, stopped)
+        race = Race(comm, planned.works, planned.nbytes, planned.memory, until, stopped)
         finalists = race.run(names, keep)
         machine.look()
         if not machine.changed:
@@ -481,7 +481,7 @@ def tune(
         _first_pass(comm, settings, found, drafts, on_step, on_table, stopped)
         left = replace(settings, budget=end - perf_counter())
         _second_pass(comm, left, found, drafts, on_table, stopped)
-    found.left_out = count_cells(comm, settings) - found.measured
+    found.left_out = count_races(comm, settings) - found.measured
     return found
 
 
@@ -497,23 +497,25 @@ def _first_pass(
     """Race all candidates at all sizes; the table gets the times, the drafts the winners."""
     histories: dict[tuple[str, str], History] = {}
 
-    def history(cell: Cell) -> History:
-        return histories.setdefault((cell.collective, cell.memory), History())
+    def history(planned: PlannedRace) -> History:
+        return histories.setdefault((planned.collective, planned.memory), History())
 
     part = replace(settings, budget=FIRST * settings.budget)
-    for cell in cells(comm, part, stopped, lambda c: history(c).cost(c.nbytes)):
-        on_step(cell.collective, cell.nbytes)
-        before, nbytes = history(cell), cell.whole(cell.nbytes)
-        draft = drafts.get((cell.collective, cell.memory))
+    for planned in planned_races(comm, part, stopped, lambda c: history(c).cost(c.nbytes)):
+        on_step(planned.collective, planned.nbytes)
+        before, nbytes = history(planned), planned.whole(planned.nbytes)
+        draft = drafts.get((planned.collective, planned.memory))
         if draft is None:
-            draft = drafts[cell.collective, cell.memory] = _draft(comm, cell, settings)
-        names, usual = candidates(comm, cell.collective, nbytes, cell.memory, leave_open=True)
-        raced = steady_race(comm, cell, before.order(names, usual), faster_half(usual), stopped)
+            draft = drafts[planned.collective, planned.memory] = _draft(comm, planned, settings)
+        names, usual = candidate_names(
+            comm, planned.collective, nbytes, planned.memory, leave_open=True
+        )
+        raced = steady_race(comm, planned, before.order(names, usual), faster_half(usual), stopped)
         if raced is None:
             found.unsteady += 1
             continue
         race, finalists = raced
-        found.wrong += [f"{cell.collective} {name} {nbytes} B" for name in race.wrong]
+        found.wrong += [f"{planned.collective} {name} {nbytes} B" for name in race.wrong]
         draft.wrong |= set(race.wrong)
         right = {n: t for n, t in finalists.items() if n not in draft.wrong and t}
         if not right:
@@ -532,12 +534,12 @@ def _first_pass(
         on_table(found.table)
 
 
-def _draft(comm: Communicator, cell: Cell, settings: TuningSettings) -> Draft:
-    collective, memory = cell.collective, cell.memory
-    sizes = [0] if collective == "barrier" else sorted({cell.whole(n) for n in settings.sizes})
+def _draft(comm: Communicator, planned: PlannedRace, settings: TuningSettings) -> Draft:
+    collective, memory = planned.collective, planned.memory
+    sizes = [0] if collective == "barrier" else sorted({planned.whole(n) for n in settings.sizes})
 
     def usual(nbytes: int) -> str:
-        return candidates(comm, collective, nbytes, memory, leave_open=True)[1]
+        return candidate_names(comm, collective, nbytes, memory, leave_open=True)[1]
 
     return Draft(key_of(comm, collective, memory, settings.dtype), sizes, usual)
 
@@ -556,16 +558,16 @@ def _second_pass(
         draft = drafts.get((collective, memory))
         return [] if draft is None else sorted(draft.faster)
 
-    def cost(cell: Cell) -> float:
-        draft = drafts[cell.collective, cell.memory]
-        pair = draft.faster[cell.nbytes], draft.usual[cell.nbytes]
-        return PROOF * sum(draft.times[cell.nbytes][name] for name in pair)
+    def cost(planned: PlannedRace) -> float:
+        draft = drafts[planned.collective, planned.memory]
+        pair = draft.faster[planned.nbytes], draft.usual[planned.nbytes]
+        return PROOF * sum(draft.times[planned.nbytes][name] for name in pair)
 
     # The fastest of many is in part the luckiest one.  So it must win again, against one only.
-    for cell in cells(comm, settings, stopped, cost, sizes):
-        draft, nbytes = drafts[cell.collective, cell.memory], cell.nbytes
+    for planned in planned_races(comm, settings, stopped, cost, sizes):
+        draft, nbytes = drafts[planned.collective, planned.memory], planned.nbytes
         pair = [draft.usual[nbytes], draft.faster[nbytes]]
-        raced = steady_race(comm, cell, pair, lambda ranking: [e for _, e in ranking], stopped)
+        raced = steady_race(comm, planned, pair, lambda ranking: [e for _, e in ranking], stopped)
         if raced is None or draft.wrong & {*pair} or raced[0].wrong or len(raced[1]) < len(pair):
             continue
         if settle(raced[1], pair[0], pair[0]) == pair[1]:

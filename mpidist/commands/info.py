@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..gpu.executors import GpuCandidate
 
 
-SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
+_CHOICE_SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
 
 
 @click.command(
@@ -107,7 +107,7 @@ def info_command(links: bool, as_json: bool) -> None:
     if links:
         _show_links(measured, console)
     console.print('\nchoices of "auto", by bytes of the whole buffer (float32, sum):')
-    chosen = make_table(console, "collective", *map(format_size, SIZES))
+    chosen = make_table(console, "collective", *map(format_size, _CHOICE_SIZES))
     for collective, names in choices.items():
         chosen.add_row(collective, *names.values())
     show(console, chosen)
@@ -118,7 +118,7 @@ def info_command(links: bool, as_json: bool) -> None:
 
 def as_text(facts: dict[str, Any], state: str) -> dict[str, str]:
     """Return the lines of the first table by name; those without a value are left out."""
-    from .network import describe
+    from .network import describe_interface
 
     library, here, cores = facts["mpi"], facts["ranks_per_node"], facts["cores"]
     job, network = facts["slurm"], facts["network"]
@@ -135,7 +135,7 @@ def as_text(facts: dict[str, Any], state: str) -> dict[str, str]:
         "network": network
         and "; ".join(
             [
-                f"{describe(network['interface'])} to {network['to']}"
+                f"{describe_interface(network['interface'])} to {network['to']}"
                 if network["interface"]
                 else ", ".join(network["addresses"]),
                 *network["adapters"],
@@ -204,7 +204,7 @@ def _choices(comm: Communicator) -> dict[str, dict[str, str]]:
     return {
         collective: {
             format_size(nbytes): comm.explain(collective, nbytes)[0].name
-            for nbytes in (SIZES if collective != "barrier" else (0,))
+            for nbytes in (_CHOICE_SIZES if collective != "barrier" else (0,))
         }
         for collective in COLLECTIVES
     }

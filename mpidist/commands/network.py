@@ -22,7 +22,7 @@ def interface_to(host: str) -> str:
     return next((n for _, n in socket.if_nameindex() if address_of(n) == own), "")
 
 
-def describe(interface: str) -> str:
+def describe_interface(interface: str) -> str:
     """Return a network interface as text, with its address and, if known, its speed."""
     speed = ""
     try:

@@ -160,7 +160,7 @@ def _tune(
     comm: Communicator, settings: TuningSettings, output: str, machine: Watch, force: bool
 ) -> int:
     from ..bench.machine import make_header
-    from ..bench.tuner import Stop, count_cells, existing_table, tune
+    from ..bench.tuner import Stop, count_races, existing_table, tune
 
     old = existing_table(comm, output)
 
@@ -169,7 +169,7 @@ def _tune(
             (old.merged(table) if old is not None else table).save(output)
 
     about = make_header(comm)
-    stop, total = Stop(), count_cells(comm, settings)
+    stop, total = Stop(), count_races(comm, settings)
     with stop.listening(), progress_bar("measuring", total):
         begun = perf_counter()
         found = tune(comm, settings, about, on_step(total), write, stop)
@@ -214,10 +214,10 @@ def _verify(
     from ..bench.machine import make_header
     from ..bench.regret import between, summarise, summary_table, verify
     from ..bench.results import Results
-    from ..bench.tuner import Stop, count_cells
+    from ..bench.tuner import Stop, count_races
 
     settings = dataclasses.replace(settings, sizes=between(settings.sizes))
-    stop, total = Stop(), count_cells(comm, settings)
+    stop, total = Stop(), count_races(comm, settings)
     with stop.listening(), progress_bar("measuring", total):
         begun = perf_counter()
         found = verify(comm, settings, on_step(total), stop)

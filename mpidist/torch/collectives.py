@@ -29,7 +29,7 @@ from ..communicator.communicator import Communicator
 from ..device import tensors as host
 from ..errors import UnsupportedDtype
 from .c10d_arguments import gated, one, one_list, options
-from .memory import BESIDE, TensorMemory, apart, deal, is_memory, joined, readable
+from .memory import USE_OTHER_GROUP, TensorMemory, apart, deal, is_memory, joined, readable
 from .messages import Messages
 from .operation_queue import OperationQueue
 from .sparse import add_up
@@ -150,7 +150,7 @@ class Collectives(dist.ProcessGroup):
         if not all(part.endswith("mpidist") for part in named.split(",") if part):
             raise self.member.wrong(
                 f"group {self.member.name!r} was made with backend {named!r}: expected 'mpidist', "
-                f"alone{BESIDE}"
+                f"alone{USE_OTHER_GROUP}"
             )
 
     # -- reductions -------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from ..errors import InvalidArgument
 from . import framework
 from .work import Act, Member
 
-BESIDE = "; make a group of another backend beside it, such as dist.new_group(backend='nccl')"
+USE_OTHER_GROUP = (
+    "; make a group of another backend beside it, such as dist.new_group(backend='nccl')"
+)
 DEVICES = "cpu", "cuda"
 _MOST_ARRAYS = 1024
 _SMALL = 16384  # bytes of a tensor that is copied to and from memory that the communicator knows
@@ -127,7 +129,7 @@ class TensorMemory:
             raise NotImplementedError(
                 f"rank {self._member.rank}: a tensor {kind}: group {self._member.name!r} of the "
                 f"backend mpidist takes dense tensors on {' and '.join(DEVICES)}, and sparse COO "
-                f"tensors in all_reduce with SUM: pass x.cpu() or x.to_dense(){BESIDE}"
+                f"tensors in all_reduce with SUM: pass x.cpu() or x.to_dense(){USE_OTHER_GROUP}"
             )
         if framework.is_there(x):
             return x.detach().view(-1)

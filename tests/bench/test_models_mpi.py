@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.bench.training import OURS
+from mpidist.bench.training import MPIDIST_DDP
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -11,9 +11,9 @@ from tests.support.training_kits import NEEDS_TORCH, torch
 def test_model_steps_of_each_model(comm, monkeypatch):
     from mpidist.bench import models
     from mpidist.bench.training import model_steps
-    from mpidist.commands.bench.ddp import MODELS
+    from mpidist.commands.bench.ddp import MODEL_NAMES
 
-    assert tuple(models.MODELS) == MODELS
+    assert tuple(models.MODELS) == MODEL_NAMES
     small = {
         "gpt2": lambda: (models.Language(True, 20, 64, 1), language),
         "bert": lambda: (models.Language(False, 20, 64, 1), classifier),
@@ -31,7 +31,7 @@ def test_model_steps_of_each_model(comm, monkeypatch):
     def experts(model):
         return model(torch.ones(3, 4)).pow(2).mean()
 
-    names = [OURS, "no communication"]
+    names = [MPIDIST_DDP, "no communication"]
     if comm.size > 1:
         names += ["torch DDP over mpidist, views"]
         names += ["torch DDP over gloo, views", "torch DDP over gloo"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.bench.pipelines import THEIRS, engine_cost
+from mpidist.bench.pipelines import TORCH_PIPELINING, engine_cost
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 
@@ -39,11 +39,11 @@ def test_steps(comm, monkeypatch):
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
     monkeypatch.setattr(race, "WARM", 1)
-    monkeypatch.setattr(pipelines, "SIZES", ((8, 2),))
+    monkeypatch.setattr(pipelines, "WIDTHS_AND_ROWS", ((8, 2),))
     best = 2.0
     for _ in range(8 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually
         rows = pipelines.torch_steps(comm, 6 if comm.size == 2 else 2)
-        assert [row.candidate for row in rows] == [pipelines.OURS, THEIRS]
+        assert [row.candidate for row in rows] == [pipelines.MPIDIST_PIPELINE, TORCH_PIPELINING]
         assert all(row.time_us > 0 for row in rows) and rows[0].ratio == 1
         best = min(best, rows[1].ratio)
         if best <= 1:

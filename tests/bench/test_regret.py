@@ -18,14 +18,14 @@ def test_score_is_of_the_other_half():
 
 
 def test_summarise_by_collective_and_all():
-    def cell(collective, regret):
+    def row(collective, regret):
         figures = {"best": "b", "regret": regret, "raw": regret, "floor": 0.1, "auto": 1.0}
         return Row(collective, "a", 2, 1.0, bytes=8, figures=figures)
 
-    cells = [cell("allreduce", r / 100) for r in range(101)] + [cell("reduce", 0.0)]
-    first, second, total = summarise(cells)
+    rows = [row("allreduce", r / 100) for r in range(101)] + [row("reduce", 0.0)]
+    first, second, total = summarise(rows)
     assert first.mean == pytest.approx(0.5) and first.p95 == pytest.approx(0.95)
-    assert (second.cells, total.cells, total.collective) == (1, 102, "all")
+    assert (second.sizes, total.sizes, total.collective) == (1, 102, "all")
     assert summarise([]) == []
 
 

@@ -10,7 +10,7 @@ if torch is not None:
     from mpidist.bench.cases import BARE
     from mpidist.bench.torch import (
         GLOO,
-        OURS,
+        MPIDIST,
         STEPS,
         WAYS,
         Scale,
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_measure_torch_rows_of_each_way(comm, name, monkeypatch):
     monkeypatch.setattr(torch_bench, "MOST_QUEUED", 3)
     results = measure_torch(comm, [name], [64], 1, WAYS[1:])
-    ways = [f"{who}, {way}" for way in WAYS[1:] for who in (GLOO, OURS)]
-    assert [row.candidate for row in results.rows][:-1] == [BARE, GLOO, OURS, *ways]
+    ways = [f"{who}, {way}" for way in WAYS[1:] for who in (GLOO, MPIDIST)]
+    assert [row.candidate for row in results.rows][:-1] == [BARE, GLOO, MPIDIST, *ways]
     assert results.correct and all(row.correct and row.time_us > 0 for row in results.rows)
     times = {row.candidate: row.time_us for row in results.rows if row.memory == "private"}
     for row in results.rows:

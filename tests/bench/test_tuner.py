@@ -13,7 +13,7 @@ from mpidist.bench import machine, tuner
 from mpidist.bench.candidates import memories
 from mpidist.bench.cases import Workload
 from mpidist.bench.regret import between, verify
-from mpidist.bench.tuner import Stop, TuningSettings, count_cells, settle, tune, uncertainty
+from mpidist.bench.tuner import Stop, TuningSettings, count_races, settle, tune, uncertainty
 from mpidist.measure import low
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import TuningTable
@@ -26,7 +26,7 @@ def test_candidates_between_nodes():
 
     def work(comm):
         chosen = comm.explain("allreduce", 1 << 20)[0].name
-        return chosen, *tuner.candidates(comm, "allreduce", 1 << 20, "private")
+        return chosen, *tuner.candidate_names(comm, "allreduce", 1 << 20, "private")
 
     config = CollectiveConfig.multi_node(2, 2)
     for chosen, names, usual in run_simulated(4, work, config=config, nodes="aabb"):
@@ -321,7 +321,7 @@ def test_every_collective_in_every_memory_is_counted(monkeypatch):
     comm = SimpleNamespace(
         topology=SimpleNamespace(num_nodes=1), backend=SimpleNamespace(native=object())
     )
-    assert count_cells(comm, TuningSettings(["allreduce", "barrier"], [8, 32, 128])) == 7
+    assert count_races(comm, TuningSettings(["allreduce", "barrier"], [8, 32, 128])) == 7
     comm.topology.num_nodes = 2
     assert memories(comm, "allreduce") == ("private",)
 

@@ -268,15 +268,15 @@ def test_debug_tells_a_gpu_from_a_host(make, comm):
 
 def test_bench_of_every_executor(comm, emulated_device):
     """What can be is measured and right, and what cannot be says why; as `bench gpu`."""
-    from mpidist.bench.gpu import COLLECTIVES, measure_copies, measure_executors
+    from mpidist.bench.gpu import GPU_COLLECTIVES, measure_copies, measure_executors
 
     copies = measure_copies(comm, 4096)
-    results = measure_executors(comm, COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
+    results = measure_executors(comm, GPU_COLLECTIVES, (0, 4096), np.dtype("f4"), 1, copies)
     every = [*results.rows, *results.unsupported]
-    assert len(every) == 2 * len(COLLECTIVES) * len(NAMES) and results.correct
+    assert len(every) == 2 * len(GPU_COLLECTIVES) * len(NAMES) and results.correct
     found = {(row.work, row.candidate): row for row in results.rows if row.bytes}
     refused = {(r.work, r.candidate): r.reason for r in results.unsupported if r.bytes}
-    for name in COLLECTIVES:
+    for name in GPU_COLLECTIVES:
         assert found[name, "ipc"].time_us > 0 and found[name, "staged"].time_us > 0
         assert "emulated device" in refused[name, "nccl"]
         assert ((name, "mpi") in refused) == (name in CLASSES["reductions"])

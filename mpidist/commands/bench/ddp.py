@@ -11,7 +11,7 @@ from ..console import examples
 from ..options import MILLIONS, Count, check_only, only
 from .benchmark import benchmark
 
-MODELS = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
+MODEL_NAMES = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
 
 if TYPE_CHECKING:
     from ...bench import Results
@@ -34,7 +34,7 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         "--model",
         "models",
         multiple=True,
-        type=click.Choice(MODELS),
+        type=click.Choice(MODEL_NAMES),
         help="Real model to measure, with random weights; may be repeated.",
     ),
 )
