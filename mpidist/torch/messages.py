@@ -133,6 +133,7 @@ class Messages:
 
         Rank 0 hears of all others, and then answers them.
         """
+        # A tag for each barrier: who comes late to one would pass for early at the next.
         self._monitored += 1
         comm, tag = self.comm, self._monitored % (max_tag(self.comm) + 1)
         until, length = time.monotonic() + (seconds or 0), f"{milliseconds(seconds)} ms"
@@ -165,5 +166,6 @@ class Messages:
         if missing:
             which = f"{plural(len(missing), 'Rank')} {', '.join(map(str, missing))}"
             raise dist.DistBackendError(f"{which} failed to pass monitoredBarrier in {length}")
+        # Only now: an answer says that all have come.
         for peer in range(1, self._member.size):
             comm.send_object("all are here", peer, tag)
