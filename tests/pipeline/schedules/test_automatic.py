@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import mpidist
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
 from mpidist.nn import Identity
-from mpidist.pipeline import plan
+from mpidist.pipeline import measuring
 from mpidist.pipeline.schedules import (
     B,
     Costs,
@@ -103,7 +103,7 @@ def test_rank_0_plans_for_all(monkeypatch):
             assert pipe.step(x, x, lambda y, t: (float(y.sum()), y), reduction="mean") == 4.0
         return [step.action for part in pipe._executor.plan.steps for step in part]
 
-    monkeypatch.setattr(plan, "automatic", moody)
+    monkeypatch.setattr(measuring, "automatic", moody)
     first, *others = mpidist.run_simulated(3, job)
     assert len(calls) == 2 and all(plan == first for plan in others)
 
@@ -116,7 +116,7 @@ def test_rank_0_plans_for_all(monkeypatch):
             mpidist.Pipeline(Identity(), comm, 3, "auto")
         comm.barrier()
 
-    monkeypatch.setattr(plan, "automatic", fails)
+    monkeypatch.setattr(measuring, "automatic", fails)
     mpidist.run_simulated(3, refused)
 
 
