@@ -347,7 +347,10 @@ def test_uneven_counts(comm, collective):
 
 
 def test_uneven_alltoall(comm):
-    """Each rank sends another amount to each; totals differ from rank to rank."""
+    """Amounts that differ by sender and receiver; all to rank 0, which gets, while others get none.
+
+    Also equal ones, given as counts.  A rank gives its own counts, or the table of all ranks'.
+    """
     p, rank = comm.size, comm.rank
     for table in (
         [[(r + 2 * d) % 4 for d in range(p)] for r in range(p)],

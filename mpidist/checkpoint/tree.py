@@ -35,8 +35,8 @@ def flatten(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -> A
 
     `path` is the name of the state; the paths in it append the keys, such as "model/0.weight".
     InvalidArgument, with the path, for a value that is neither an array nor a number, string, None,
-    list, tuple or dict; for an array of records, or one that is not the memory it shows (masked, a
-    wrapper of tensors); and for one nested too deep.
+    list, tuple or dict; for an array of records, or one with values that its memory alone does not
+    give (masked, or a tensor subclass that wraps others); and for one nested too deep.
     """
     if isinstance(value, PLAIN):
         return value
@@ -71,9 +71,10 @@ def flatten(value: Any, path: str, leaves: dict[str, Leaf], depth: int = 0) -> A
     if path in leaves:
         raise InvalidArgument(f"{path} is the path of two arrays: rename a key")
     scalar = isinstance(array, np.generic)
-    part = value if isinstance(value, Part) else Part(array, 0, np.shape(array))
+    whole = not isinstance(value, Part)
+    start, shape = (0, np.shape(array)) if whole else (value.start, value.shape)
     flat = np.ascontiguousarray(array).reshape(-1)
-    leaves[path] = Leaf(flat, part.start, part.shape, part is not value, may_differ)
+    leaves[path] = Leaf(flat, start, shape, whole, may_differ)
     return {"array": path, "library": "scalar" if scalar else name}
 
 

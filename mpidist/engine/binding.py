@@ -86,7 +86,7 @@ def _add_actions(items: Sequence[Round | Side], actions: list[Action]) -> None:
                 _add_actions(strand, actions)
 
 
-class _Gone:
+class _GreetingsSent:
     """Transfer at the end of a program with greetings, complete when the greetings are sent."""
 
     __slots__ = ("start", "test")
@@ -242,6 +242,10 @@ def _piece(whole: Piece, part: tuple[int, int]) -> Piece:
 
 
 def _copied(step: Copy, storage: Storage) -> list[tuple[Piece, Piece]]:
+    """Return the pair (target, source) of each block that a Copy copies, checked for its length.
+
+    The target is the first, as in the `rows` of :class:`Placed`.
+    """
     sources = [storage.read((step.source, b)) for b in block_tuple(step.source_blocks)]
     targets = [storage.write((step.target, b)) for b in block_tuple(step.target_blocks)]
     if len(sources) != len(targets):
@@ -251,7 +255,8 @@ def _copied(step: Copy, storage: Storage) -> list[tuple[Piece, Piece]]:
         )
     numbers = block_tuple(step.source_blocks), block_tuple(step.target_blocks)
     for source, target, block, onto in zip(sources, targets, *numbers):
-        given, room = source[2] - source[1], target[2] - target[1]
+        (_, source_start, source_stop), (_, target_start, target_stop) = source, target
+        given, room = source_stop - source_start, target_stop - target_start
         if given != room:
             raise ScheduleError(
                 f"has {given} elements, its target block {onto} has {room}", block=block
@@ -323,7 +328,11 @@ class Binder:
         greeting = self._greeting
         # The program ends when its greetings are sent: the next run writes in their memory.
         if greeting is not None and greeting.bind(self._bind):
-            items = [Round((greeting.start,), None, ()), *items, Round((), _Gone(greeting), ())]
+            items = [
+                Round((greeting.start,), None, ()),
+                *items,
+                Round((), _GreetingsSent(greeting), ()),
+            ]
         return Program(
             items,
             tuple(finish),

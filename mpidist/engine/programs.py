@@ -328,8 +328,10 @@ class Programs:
         """Return the bound call of a key: the kept one, or a new one if to keep it pays now.
 
         None at its first use, if there is no room, and while it runs.  ``bind(call, *arguments)``
-        binds it.  ``owners(call)`` returns the objects with which the bound call is dropped, when
-        one of them dies; `owners` is None if it has arrays of its own, as long as the call's.
+        binds it.  ``owners(call)`` returns the objects whose memory the bound call uses: it is
+        dropped when one of them dies.  Pass ``owners=None`` if the bound call copies into arrays of
+        its own, of the same lengths as the call's; it is then never dropped because a user's array
+        died.
         """
         if key in self.entries:
             return self.get(key)
@@ -340,8 +342,9 @@ class Programs:
             return None
         if since is None:
             return None
-        own = (call.x, call.out) if owners is None else ()
-        if not self.make_room(since, sum(data.nbytes for data in own if data is not None)):
+        # The bound call's own arrays, not made yet, will have as many bytes as these.
+        alike = (call.x, call.out) if owners is None else ()
+        if not self.make_room(since, sum(data.nbytes for data in alike if data is not None)):
             return None
         bound = bind(call, *arguments)
         self.keep(key, bound, owned)

@@ -43,6 +43,7 @@ REPORT_SECONDS = 0.5  # for the last output, before the end of the program is re
 REST_SECONDS = 2.0  # for processes that the program left behind: to end, and then after SIGTERM
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL when mpidist run is gone
 PR_SET_PDEATHSIG = 1
+DO_NOT_KILL = b"."  # to the guard: any byte; without one the pipe ends when this process is killed
 
 
 def load_notes() -> ModuleType:
@@ -212,14 +213,19 @@ class RankProcess:
             threading.Thread(target=self.read_notes, daemon=True).start()
         threads = self.forward_output() if piped else []
         status = self.child.wait()
+        # The last output and the notes go before the status, which may end the job.  But the wait
+        # is short: a failure must be told before those of other ranks, which it may cause, and
+        # processes that the program left behind may hold the pipes of the output for long.
         join(threads, REPORT_SECONDS)
         # What the program itself said comes before how it ended: the first may be the reason.
         self.forward_notes()
-        self.report(status=status)  # at once: it may end other ranks, which report that
+        self.report(status=status)
         end_rest(self.child.pid)
-        join(threads, OUTPUT_SECONDS)
-        with contextlib.suppress(BrokenPipeError):  # if all are killed, the guard may be the first
-            os.write(pipe, b".")
+        join(threads, OUTPUT_SECONDS)  # what those processes wrote
+        # Tell the guard not to kill the group.  If everything is being killed, the guard may
+        # already be gone, and the pipe broken.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipe, DO_NOT_KILL)
         os.waitpid(guard, 0)
         return status
 
@@ -286,7 +292,7 @@ def start_guard(leader: int) -> tuple[int, int]:
     """Start a process that kills the process group of `leader` if this process is killed.
 
     The kernel kills the leader only (PR_SET_PDEATHSIG), not the children of a shell.  Return the
-    guard's process id, and the end of a pipe: a byte in it tells the guard not to kill.
+    guard's process id, and the end of a pipe, for :data:`DO_NOT_KILL`.
     """
     ours, pipe = os.pipe()
     guard = os.fork()

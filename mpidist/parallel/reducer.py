@@ -72,18 +72,21 @@ class Reducer:
     ):
         self.grouping, self.clock = grouping, Clock()
         self.enabled = True  # False while gradients are accumulated, not sent
-        self.gradients, self.phase, self._failure = grouping.gradients, Phase.IDLE, ""
+        self.gradients, self.phase = grouping.gradients, Phase.IDLE
+        self._failure = ""  # text of the error by which the phase became FAILED
         # Called once in each step, on the rank's own thread, before anything is sent.
         self.before_first_send: Callable[[], object] | None = None
         # Called at the first addition of a backward pass; it may set `queued`: a sync is queued for
         # the end of this pass.
         self.on_backward: Callable[[], object] | None = None
-        self.queued, self._moments = False, count(1)
-        self.high_water = 0
+        self.queued = False
+        self._moments = count(1)  # numbers the first additions to gradients, over all steps
+        self.high_water = 0  # most buckets that were in flight at once
         self.active = comm.size > 1  # whether gradients are views of buckets; one rank needs none
+        # Called after the buckets have changed, as optimizer states are divided like them.
         self._on_regroup: Callable[[], object] | None = None
         self.unused, self._static = unused, static
-        self._used = np.zeros(len(self.gradients), np.uint8)  # on some rank
+        self._used = np.zeros(len(self.gradients), np.uint8)  # parameters used by some rank
         self._first: np.ndarray | None = None  # used by this rank in the first step, if static
         self.pending: list[Pending] = []  # the buckets that were sent in this step, in order
         names = candidates(comm, overlap, len(grouping.layout), grouping.on_device)
@@ -94,10 +97,11 @@ class Reducer:
         assert own is not None
         self.comm: Communicator = own
         grouping.make(self.comm, grouping.layout)
-        self.hook, self._warned = hook, False
-        self._transports: dict[str, Transport] = {}
+        self.hook = hook
+        self._warned = False  # of gradients that were never averaged: once is enough
+        self._transports: dict[str, Transport] = {}  # by name, those that were tried
         self.transport = self._use(names[0])
-        self._handles = self._listen()
+        self._handles = self._listen()  # functions that remove the callbacks for additions
         self._autotune = Autotune(grouping, self.comm, names)
 
     def _use(self, name: str) -> Transport:

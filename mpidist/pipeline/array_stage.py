@@ -14,7 +14,7 @@ from ..errors import InvalidArgument, Unsupported, UnsupportedDtype
 from ..frameworks.base import find_dtype
 from ..nn import Module
 from .loss import MicrobatchLoss
-from .stage import MARK, DevicePlace, SavedActivations
+from .stage import GPU_SUFFIX, DevicePlace, SavedActivations
 from .state import States, random_states, restored
 from .values import TensorForm, Tree, caller_of, select, unflatten
 
@@ -58,7 +58,7 @@ class ArrayTensors(DevicePlace):
         """Return dtype name (marked if on a GPU), shape, and whether the dtype has gradients."""
         name, wants = _kind(x.dtype)
         on_gpu = type(x) is not np.ndarray and is_on_device(x)
-        return name + MARK if on_gpu else name, x.shape, wants
+        return name + GPU_SUFFIX if on_gpu else name, x.shape, wants
 
     def array(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array; a copy if they are not contiguous."""
@@ -249,7 +249,7 @@ class ArrayStage:
             saved.layers, saved.again = None, (tree, tensors, states)
         if loss is None:
             return output, saved
-        value, saved.grad = loss.explicit(output)
+        value, saved.grad = loss.loss_and_gradient(output)
         return value, saved
 
     def finish(self, saved: ArraySaved, tree: Tree, outputs: list[Any]) -> None:

@@ -21,6 +21,9 @@ from .values import flatten, is_tensor, unflatten
 REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 """The reductions that a loss function may declare, and whether each is a sum."""
 
+DIFFERENTIABLE = "fcV"
+"""Kinds of numpy dtypes that have gradients: floating, complex, and bfloat16, whose kind is V."""
+
 
 def declared(function: Any, name: str) -> Any:
     """Return the value that a loss function declares for `name`, such as "reduction", or None.
@@ -103,7 +106,7 @@ class MicrobatchLoss:
             )
         return found * self.weight
 
-    def explicit(self, output: Any) -> tuple[float, Any]:
+    def loss_and_gradient(self, output: Any) -> tuple[float, Any]:
         """Return the weighted loss and its gradient with respect to the output, without autograd.
 
         They come from ``function.backward(weight)``, or from a pair that the function returns.
@@ -111,7 +114,8 @@ class MicrobatchLoss:
         function = self._function
         if not self.weight:
             tree, given = flatten(output)
-            zeros = [np.zeros_like(x) if x.dtype.kind in "fcV" else None for x in given]
+            zeros = [np.zeros_like(x) if x.dtype.kind in DIFFERENTIABLE else None for x in given]
+            # Numbers and strings beside the output's arrays have no gradient either.
             return 0.0, unflatten(tree, zeros, plain=False)
         found = function(output, self._target)
         back = getattr(function, "backward", None)

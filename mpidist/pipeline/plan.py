@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .schedules import Action, PipelineSchedule, Placement, Step, as_schedule
-from .schedules.messages import attach
+from .schedules.messages import with_messages
 from .schedules.prove import prove_parts
 
 
@@ -52,6 +52,6 @@ def plan_of(
     name: str, placement: Placement, parts: Sequence[Sequence[Action]], microbatches: int
 ) -> Plan:
     """Return the plan of given actions (`parts`: one list per rank), after proving it."""
-    steps = attach(parts, placement)
+    steps = with_messages(parts, placement)
     proof = prove_parts(name, steps, placement, microbatches)
     return Plan(name, placement, steps, proof.peak)

@@ -28,7 +28,7 @@ class SavedActivations:
         self.inputs = inputs  # tensors from another stage; empty for the first one
 
 
-MARK = "@gpu"
+GPU_SUFFIX = "@gpu"
 """Suffix of a dtype's name in a message: the sender has the tensor on a GPU."""
 
 
@@ -49,11 +49,11 @@ class DevicePlace:
     def place(self, dtype: str) -> tuple[str, bool]:
         """Return the name of a received dtype, and whether the tensor is to be on a GPU here.
 
-        `dtype` ends with a mark, which is removed, if the sender has the tensor on a GPU.
+        `dtype` ends with :data:`GPU_SUFFIX` if the sender has the tensor on a GPU; the name is the
+        part before it.
         """
-        marked = dtype.endswith(MARK)
-        name = dtype[: -len(MARK)] if marked else dtype
-        return name, marked if self.on_gpu is None else self.on_gpu
+        senders = dtype.endswith(GPU_SUFFIX)
+        return dtype.removesuffix(GPU_SUFFIX), senders if self.on_gpu is None else self.on_gpu
 
 
 class Stage(Protocol):

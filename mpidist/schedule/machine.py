@@ -147,22 +147,25 @@ class Machine:
         if shared is not None:
             shared.check_end(ends)
         self.unordered, identical = self.memory.check_end(self.rounds)
+        meetings, blocks_read, blocks_stored = (0, 0, 0) if shared is None else shared.counts()
         return Proof(
-            self.contract.name,
-            self.size,
-            self.root,
-            self.count,
-            max(self.rounds),
-            self.depth,
-            sum(self.exchange.sent),
-            sum(self.exchange.blocks_sent),
-            self.memory.reductions,
-            tuple(self.exchange.sent),
-            tuple(self.exchange.blocks_sent),
-            tuple(len(w) for w in self.memory.written),
-            self.unordered is None,
-            identical,
-            *((0, 0, 0) if shared is None else shared.counts()),
+            collective=self.contract.name,
+            size=self.size,
+            root=self.root,
+            block_count=self.count,
+            rounds=max(self.rounds),
+            depth=self.depth,
+            messages=sum(self.exchange.sent),
+            blocks_moved=sum(self.exchange.blocks_sent),
+            reductions=self.memory.reductions,
+            sent=tuple(self.exchange.sent),
+            blocks_sent=tuple(self.exchange.blocks_sent),
+            written=tuple(len(blocks) for blocks in self.memory.written),
+            ordered=self.unordered is None,
+            identical=identical,
+            meetings=meetings,
+            blocks_read=blocks_read,
+            blocks_stored=blocks_stored,
         )
 
     # -- rounds ---------------------------------------------------------------------------------

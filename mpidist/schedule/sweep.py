@@ -312,7 +312,12 @@ def sweep(
 def _choose(
     collectives: Iterable[str] | None, names: Iterable[str] | None, arities: Sequence[int]
 ) -> list[tuple[Algorithm, tuple[int, ...]]]:
-    """Return the algorithms with these collectives and names (None: all), each with its arities."""
+    """Return the algorithms with these collectives and names (None: all), each with its arities.
+
+    A name may end in an arity or in levels, as :func:`.registry.find` takes it: "tree:4",
+    "hierarchical/direct/ring".  An arity of the name stands in place of `arities`; an algorithm
+    that is named several times has all of these.
+    """
     wanted = None if collectives is None else set(collectives)
     for name in wanted or ():
         registered_algorithms(name)  # raises for an unknown collective
@@ -330,7 +335,12 @@ def _choose(
             ks = tuple(arities) if choice.arity is None else (choice.arity,)
             before = chosen.get(choice.algorithm, ())
             chosen[choice.algorithm] = tuple(dict.fromkeys((*before, *ks)))
-    return [(a, ks) for k in known for a, ks in chosen.items() if a.function is k.function]
+    # In order of registration.  A name with levels gave a copy of the registered algorithm, which
+    # has its function.
+    ordered: list[tuple[Algorithm, tuple[int, ...]]] = []
+    for registered in known:
+        ordered += [(a, ks) for a, ks in chosen.items() if a.function is registered.function]
+    return ordered
 
 
 def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:

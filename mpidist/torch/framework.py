@@ -34,7 +34,7 @@ ELEMENTWISE = (
 DEVICE = "cuda"  # PyTorch's name of the current GPU
 
 
-def is_there(x: Any) -> bool:
+def is_on_gpu(x: Any) -> bool:
     """Return whether a tensor is on a GPU; False if it is in host memory."""
     return x.is_cuda
 
@@ -88,7 +88,7 @@ def as_array(x: torch.Tensor) -> np.ndarray:
 
 def _array(x: torch.Tensor) -> Any:
     """Return an array for a communicator: a NumPy array, or the tensor itself if it is on a GPU."""
-    return x.detach() if is_there(x) else as_array(x)
+    return x.detach() if is_on_gpu(x) else as_array(x)
 
 
 def _tensor(flat: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -182,11 +182,11 @@ class Torch:
 
     def kind(self, p: Any) -> Hashable:
         """Return dtype and type of device, without a GPU's number, which differs between ranks."""
-        return f"{p.dtype} on {p.device.type}" if is_there(p) else str(p.dtype)
+        return f"{p.dtype} on {p.device.type}" if is_on_gpu(p) else str(p.dtype)
 
     def zeros(self, p: Any, count: int) -> Any:
         """Return a flat array of `count` zeros: a NumPy array, or a tensor on the GPU of `p`."""
-        if is_there(p):
+        if is_on_gpu(p):
             return torch.zeros(count, dtype=p.dtype, device=p.device)
         return np.zeros(count, as_array(p).dtype)
 
@@ -211,7 +211,7 @@ class Torch:
 
     def stream(self, p: Any) -> int | None:
         """Return PyTorch's current CUDA stream on the GPU of `p`; None if `p` is in host memory."""
-        return stream_of(p) if is_there(p) else None
+        return stream_of(p) if is_on_gpu(p) else None
 
     def from_device(self, array: Any, p: Any) -> Any:
         """Return a tensor on the memory of `array`, bytes on a GPU, with the dtype of `p`."""

@@ -101,7 +101,7 @@ def apart(x: Tensor, out: Tensor) -> Tensor:
 
 def _on_host(x: Tensor) -> bool:
     """Return whether a tensor is in memory of the host, also where a device is emulated there."""
-    return x.is_cpu and not framework.is_there(x)
+    return x.is_cpu and not framework.is_on_gpu(x)
 
 
 def _can_move(x: Tensor) -> bool:
@@ -131,7 +131,7 @@ class TensorMemory:
                 f"backend mpidist takes dense tensors on {' and '.join(DEVICES)}, and sparse COO "
                 f"tensors in all_reduce with SUM: pass x.cpu() or x.to_dense(){USE_OTHER_GROUP}"
             )
-        if framework.is_there(x):
+        if framework.is_on_gpu(x):
             return x.detach().view(-1)
         try:
             return _array(x)

@@ -149,7 +149,7 @@ class OperationQueue:
             return BLOCKING
         work = Queued(self, name, self.sequence, outputs)
         for x in (*outputs, *inputs):
-            if framework.is_there(x):
+            if framework.is_on_gpu(x):
                 act = framework.on_side_stream(act, x, self._side_streams)
                 break
         if self.comm.debug:
@@ -223,7 +223,7 @@ class OperationQueue:
                         break
                     settles = self._perform_next()
                 pause, self._left = _LOOK_SECONDS[0], number > self._hastened
-                if settles is not None and not self._completed(settles):
+                if settles is not None and not self._complete_and_resume(settles):
                     return
             newest = self._newest
             quiet = quiet + 1 if newest == seen else 0
@@ -236,10 +236,11 @@ class OperationQueue:
                         self._served = False
                         return
 
-    def _completed(self, future: Any) -> bool:
-        """Complete a future in the serving thread; return whether that is to go on serving.
+    def _complete_and_resume(self, future: Any) -> bool:
+        """Complete a future in the serving thread; return whether this thread serves on.
 
-        Callbacks may start and await operations, for which another thread serves meanwhile.
+        The future's callbacks may start operations and await them, so another thread serves what is
+        queued meanwhile; if it still does, this one ends.
         """
         with self._counting:
             self._served = False

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from ..device import tensors
 from ..errors import InvalidArgument, UnsupportedDtype
 from ..pipeline.loss import MicrobatchLoss
-from ..pipeline.stage import MARK, DevicePlace, SavedActivations
+from ..pipeline.stage import GPU_SUFFIX, DevicePlace, SavedActivations
 from ..pipeline.state import random_states, restored
 from ..pipeline.values import TensorForm, Tree, caller_of, unflatten
 from . import framework
@@ -67,14 +67,14 @@ class TorchTensors(DevicePlace):
         name = _NAMES.get(x.dtype)
         if name is None:
             raise UnsupportedDtype(f"a tensor of {x.dtype} between stages: {_EXPECTED}")
-        if framework.is_there(x):
-            name += MARK
+        if framework.is_on_gpu(x):
+            name += GPU_SUFFIX
         return name, tuple(x.shape), x.requires_grad
 
     def array(self, x: Any) -> np.ndarray:
         """Return the elements as a flat array; a copy if they are not contiguous."""
         x = _plain(x).detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        if framework.is_there(x):
+        if framework.is_on_gpu(x):
             return self.tensor_messages.outgoing(x)
         return tensors.words(x)
 
@@ -83,7 +83,7 @@ class TorchTensors(DevicePlace):
         x = _plain(x)
         flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         # array() then copies it to the host, which is copy enough.
-        copied = framework.is_there(x) and not self.tensor_messages.direct  # to the host
+        copied = framework.is_on_gpu(x) and not self.tensor_messages.direct  # to the host
         return self.array(flat.clone() if flat.data_ptr() == x.data_ptr() and not copied else flat)
 
     def result(self, x: Any) -> Any:

@@ -88,6 +88,7 @@ def test_reduce_to_another_root_without_in_place(comm, monkeypatch, dtype, in_pl
     ],
 )
 def test_the_libraries_that_crash(monkeypatch, vendor, version, crashes):
+    """In a reduce in place to another root than 0: MPICH before 4.1.3."""
     monkeypatch.setattr(MPI, "get_vendor", lambda: (vendor, version))
     assert native._crashes_in_place.__wrapped__() == crashes
 

@@ -133,7 +133,7 @@ def test_delays_change_nothing(late):
 @pytest.mark.long
 @pytest.mark.parametrize("collective", list(cases.CHECKS))
 def test_a_lost_message_meets_the_deadline(collective):
-    """Every algorithm: with its first message lost it must not give a result to everyone."""
+    """Without its first message no algorithm, of the first two of each collective, may succeed."""
     for algorithm in [a for a in algorithms(collective) if a.unsupported(4) is None][:2]:
         lost = []
 

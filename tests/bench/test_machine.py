@@ -83,6 +83,7 @@ def test_rows_of_two_machines_are_marked(monkeypatch):
 
 
 def test_rows_of_one_machine_have_no_mark(monkeypatch):
+    """Each look at the machine takes 50 ns, so it has not changed during the bench."""
     results = bench(monkeypatch, 50)
     assert CHANGED_NOTE not in results.notes
     assert all("" not in each.heads for each in tables(results))

@@ -30,10 +30,17 @@ def test_print_tables_narrow_terminal_leaves_columns_out():
     assert not any("more" in line for line in lines) and any("µs" in line for line in lines)
 
 
-def test_make_table_columns_that_do_not_wrap_are_cut():
-    console = Console(file=io.StringIO(), width=14)
-    table = make_table(console, Column.names("name"), "words")
-    table.add_row("a-long-name", "some more words")
+def rows(width, *cells):
+    """A row of one or two cells, a name and words, without the heads."""
+    console = Console(file=io.StringIO(), width=width)
+    table = make_table(console, *[Column.names("name"), "words"][: len(cells)])
+    table.add_row(*cells)
     show(console, table)
-    lines = console.file.getvalue().splitlines()
-    assert lines[1].startswith("a-long-n") and len(lines) > 2
+    return console.file.getvalue().splitlines()[1:]
+
+
+def test_make_table_words_wrap_and_names_are_cut():
+    name, words = "a-long-name", "some more words"
+    assert rows(40, name, words) == [f"{name}  {words}"]
+    assert [line.split() for line in rows(19, name, words)] == [[name, "some"], ["more"], ["words"]]
+    assert rows(9, name) == ["a-long-n…"]

@@ -190,12 +190,16 @@ SPECIAL = {
 
 @pytest.mark.parametrize("name", [*FLOATS, *HALVES])
 def test_special_numbers(path, name):
-    """NaN is passed on, by "max" and "min" too; zeros, infinities, subnormals as in numpy."""
+    """Any mixture of SPECIAL's numbers and the smallest subnormal combines as in numpy.
+
+    NaN is passed on by "max" and "min" too, which C's fmax and vector instructions would drop; and
+    subnormals are not flushed to zero, as by fast arithmetic.  Zeros may have either sign.
+    """
     dtype, size = HALVES.get(name) or np.dtype(name), path[0].size
     smallest = (ml_dtypes.finfo if name == "bfloat16" else np.finfo)(dtype).smallest_subnormal
     for op, numbers in SPECIAL.items():
         values = np.array(numbers).astype(dtype)
-        if op != "prod":
+        if op != "prod":  # half of it rounds to zero: twice that would depend on the order
             values = np.append(values, np.asarray(smallest, dtype))
 
         @kept

@@ -107,7 +107,10 @@ def entered(door):
 
 
 def test_a_shared_door_is_waited_for_but_not_for_ever():
-    """Another thread's call is waited for, up to the patience; one's own is not."""
+    """The wait for the thread inside ends when it leaves, or else with the patience, as a refusal.
+
+    The door is open to all afterwards.
+    """
     door = Door(2)
     door.patience = 30.0
     token = door.take()

@@ -41,7 +41,9 @@ def listed(monkeypatch):
     monkeypatch.setattr(Alone, "bound", [], raising=False)
 
 
-def test_new_executor_serves_all_calls(listed):
+def test_new_executor_is_bound_once_for_each_use(listed):
+    """For one allreduce, for its repetition, and for one in the background."""
+
     def run(comm):
         x, out = np.arange(5.0), np.zeros(5)
         for turn in range(4):
@@ -51,7 +53,7 @@ def test_new_executor_serves_all_calls(listed):
         assert comm.iallreduce(x, algorithm="alone").wait().tolist() == x.tolist()
         return Alone.bound
 
-    # Bound for one call, for repetition at the second, and for the background: the rest are found.
+    # (background, repeated): the third and the fourth call are found as the second was bound.
     assert run_simulated(1, run) == [[(False, False), (False, True), (True, False)]]
 
 

@@ -243,7 +243,10 @@ def test_more_buffers_than_are_kept(own, bound, algorithm):
 
 
 def test_scratch_memory_counts(own):
-    """A call over messages holds as much as what comes in: not many long ones are kept."""
+    """A kept ring counts the block that comes in, which waits in memory of the call's own.
+
+    If it did not count, long calls would be kept that together hold more than the cache's limit.
+    """
     x = np.ones(1 << 18)
     for _ in range(3):
         own.allreduce(x, out=x, algorithm="ring")

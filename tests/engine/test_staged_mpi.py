@@ -77,7 +77,11 @@ def test_uneven_counts(comm):
 
 
 def test_slots_are_not_written_while_others_read(comm):
-    """Calls in a row of changing kinds, some of which no rank waits in for the others."""
+    """Two of three allgathers are followed by a broadcast, in which a rank may run ahead.
+
+    One that runs ahead must not overwrite a slot that a slower one still reads; nor without the
+    broadcast, where one allgather follows another.
+    """
     x = np.empty(5000, "int64")
     for k in range(400):
         x[:] = k + comm.rank

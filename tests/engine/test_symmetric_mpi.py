@@ -97,7 +97,11 @@ def test_other_dtypes(comm, dtype):
 
 
 def test_private_input_and_results(comm):
-    """What no other rank reaches may be anywhere."""
+    """In-place algorithms read and store in one array of the call only, which must be symmetric.
+
+    That is the result of an allreduce and the root's of a gather, and the input of a
+    reduce_scatter; the other array is a rank's own, and may be any memory.
+    """
     n, p, root = 100, comm.size, comm.size - 1
     out = comm.empty(n)
     comm.allreduce(np.full(n, comm.rank + 1.0), out=out, algorithm="in_place")

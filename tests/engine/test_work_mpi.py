@@ -44,7 +44,11 @@ def test_dropped_communicator_keeps_pending_memory(comm, how):
 
 
 def test_a_frozen_array_is_not_filled(comm):
-    """Whether a call was made before with the very same array does not matter."""
+    """Nor after three calls with the very same array, which is found without the checks by then.
+
+    The flag that was set since is seen all the same, of short and of long arrays, which are served
+    in different ways.  The root's array is only read, so it may be frozen.
+    """
     for n in (10, N):
         x = np.full(n, comm.rank + 1.0)
         for _ in range(3):

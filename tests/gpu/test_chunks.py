@@ -30,12 +30,25 @@ def test_chunks_cover_everything_once(collective, counts, nbytes, data):
     x, out = np.empty(brings), np.empty(gets)
     each = () if collective == "allreduce" else tuple(counts)
     even = len(set(each)) <= 1
-    call = Call(collective, rank, size, 0, x.dtype, x, out, None, each, each, even=even)
+    call = Call(
+        collective,
+        rank=rank,
+        size=size,
+        root=0,
+        dtype=x.dtype,
+        x=x,
+        out=out,
+        counts=each,
+        out_counts=each,
+        even=even,
+    )
     seen_in, seen_out = np.zeros(brings, int), np.zeros(gets, int)
     for chunk in chunks(call, nbytes):
         for extents, seen in ((chunk.input_extents, seen_in), (chunk.output_extents, seen_out)):
             for start, stop in extents:
                 seen[start:stop] += 1
+        # However small the limit, a chunk has an element (8 bytes), or one of each rank's part.  An
+        # alltoall of unequal counts is not cut.
         if collective == "allreduce":
             assert elements(chunk.input_extents) * 8 <= max(nbytes, 8)
         elif not call.uneven_alltoall:

@@ -110,7 +110,10 @@ def called(python, folder, fn, timeout):
 @pytest.mark.long
 @each_mpi
 def test_processes_that_ranks_leave_behind(python, tmp_path):
-    """They have the output's pipes: the end of the launcher is the end."""
+    """A process left behind keeps the output's pipes open: here each rank leaves a sleep of 300 s.
+
+    run() must return when the launcher ends, not when the pipes close.
+    """
     output, seconds = called(python, tmp_path, "leaves", 100)
     assert output == "[0, 1]\n" and seconds < 60
 

@@ -413,7 +413,11 @@ def loop(comm, kit, overlap, when, to_none, explicit):
 @pytest.mark.parametrize("overlap", ("auto", "none", "polls", "thread"))
 @pytest.mark.parametrize("kit", KITS)
 def test_backward_averages_as_sync_gradients_does(comm, kit, overlap):
-    """The same bits as with calls of sync_gradients(), one or two, and as one process."""
+    """The same bits with no, one or two calls of sync_gradients() in a step; close to one process.
+
+    That one adds the gradients of a batch in another order.  zero_grad() at each place of the loop,
+    because it takes away, or fills, what backward adds to.
+    """
     alone = train_alone(kit, 0, "adam", steps=8)
     for when in ("begin", "between", "end"):
         for to_none in (True, False):

@@ -123,7 +123,11 @@ def test_other_buckets_while_some_are_sent():
 
 
 def test_early_buckets_after_a_loaded_state():
-    """How often each gradient is added to is known of the gradient, not of the replaced bucket."""
+    """The first step counts how often each gradient is added to; a loaded state has other buckets.
+
+    The counts are the gradients', not those of the buckets that regroup() replaces: so the second
+    step sends the new bucket early, with its last addition.
+    """
 
     def main(comm):
         model = DDP(Weights(), comm, overlap="polls", sync="manual", **SMALL)

@@ -45,7 +45,7 @@ def test_weights():
             weights(function, count=count)
     loss = BatchLoss(mean_of_all, np.ones(1), 1, 0, None).of(0, 1)
     with pytest.raises(InvalidArgument, match=r"no backward\(scale\)"):
-        loss.explicit(None)
+        loss.loss_and_gradient(None)
 
 
 @pytest.mark.parametrize("replicas", (1, 2))

@@ -108,7 +108,10 @@ def test_user_schedule_runs_or_is_refused(comm, kit):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("kit", KITS)
 def test_pipeline_wrong_arguments_are_refused(comm, kit):
-    """Alike on all ranks, or agreed on: the communicator stays usable."""
+    """By every rank, also where only one has the wrong argument: so none waits for the others.
+
+    At the end a pipeline is made of the same communicator, and makes a step.
+    """
     stage, make = kit.join(kit.layers()), mpidist.Pipeline
     for number in (0, -1, 2.0, True, None, np.int64(0)):
         with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: .*num_microbatches.* > 0"):

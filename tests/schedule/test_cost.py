@@ -218,6 +218,7 @@ def test_one_rank_meets_nobody():
 
 
 def test_bytes_in_the_memory_of_others():
+    """A rank reads and stores the parts of others, and the root of a broadcast reads nothing."""
     found = cost("allreduce", "in_place", 4, 1000, **RATES, sharing=NEAR)
     assert found.read == found.stored == (750,) * 4 and found.nbytes == 0
     found = cost("broadcast", "published", 3, 900, **RATES, root=1, sharing=NEAR)

@@ -97,6 +97,8 @@ def test_meetings_of_some_ranks_are_passed_by_the_others():
 
 
 def test_strands_follow_each_other():
+    """Strands that meet would run concurrently; as phases the second begins when the first ends."""
+
     def strand(rank, block):
         yield Meet((0, 1))
         yield Get(1 - rank, block, "in")

@@ -529,7 +529,7 @@ def take_tensors_for_a_gpus(patch: Any) -> list[str]:
     find.install_device(EmulatedDevice)
     interface = property(interface_of)
     patch.setattr(torch.Tensor, "__cuda_array_interface__", interface, raising=False)
-    patch.setattr(framework, "is_there", lambda x: True)
+    patch.setattr(framework, "is_on_gpu", lambda x: True)
     patch.setattr(framework, "stream_of", lambda x: find.find_device().current_stream())
     patch.setattr(framework, "DEVICE", "cpu")
     patch.setattr(torch.cuda, "current_stream", CudaStream)

@@ -12,7 +12,7 @@ from typing import Any
 from ...arguments import whole
 from ...errors import InvalidArgument, ScheduleError, UnknownName
 from .actions import SHAPES, Action, B, F, I, Placement, W
-from .messages import attach
+from .messages import with_messages
 from .schedule import PipelineSchedule, schedules
 from .simulate import Costs, Timeline, Times, as_costs, run
 from .walk import check
@@ -158,6 +158,9 @@ def automatic(
 ) -> PipelineSchedule:
     """Compute a schedule for given times of F, I and W, stage by stage, under a memory cap.
 
+    F is the forward of a microbatch, B its backward; I and W are the halves of B: the gradient of
+    the stage's input, and that of its weights.
+
     List scheduling: all ranks are simulated, and a free rank takes the most urgent action that can
     begin and that the cap allows.  Several rules for urgency and waiting are tried, and so are the
     registered schedules that fit the cap and the placement, so the result is never longer than
@@ -203,15 +206,15 @@ def automatic(
     best: tuple[float, int] | None = None
     chosen: list[list[Action]] = []
     for parts in _candidates(place, microbatches, known, caps, splits):
-        steps = attach(parts, place)
+        steps = with_messages(parts, place)
         try:
             check(steps, place, microbatches)
-            line = Timeline("auto", place, microbatches, run(steps, place, known))
+            timeline = Timeline("auto", place, microbatches, run(steps, place, known))
         except ScheduleError:
             continue  # a wrong schedule that a user registered, and did not ask for here
-        if any(peak > most for peak, most in zip(line.peak, caps)):
+        if any(peak > most for peak, most in zip(timeline.peak, caps)):
             continue
-        rating = line.makespan, sum(line.peak)
+        rating = timeline.makespan, sum(timeline.peak)
         if best is None or rating < best:
             best, chosen = rating, parts
     return _schedule(chosen, place, microbatches)

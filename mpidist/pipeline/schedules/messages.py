@@ -108,10 +108,12 @@ def derived(
     known = as_schedule(schedule)
     placement = known.place(size, chunks)
     parts = [known.actions(rank, size, microbatches, chunks) for rank in range(size)]
-    return Derived(known.name, placement, attach(parts, placement))
+    return Derived(known.name, placement, with_messages(parts, placement))
 
 
-def attach(parts: Sequence[Sequence[Action]], placement: Placement) -> tuple[list[Step], ...]:
+def with_messages(
+    parts: Sequence[Sequence[Action]], placement: Placement
+) -> tuple[list[Step], ...]:
     """Return the steps for given actions, one list per rank: each action with its messages."""
     owners = [placement.owner(stage)[0] for stage in range(placement.stages)]
     last = placement.stages - 1

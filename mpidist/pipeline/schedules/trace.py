@@ -13,7 +13,7 @@ from ...trace import Event, RankEvents
 from ...trace import read as read_events
 from ...trace import write as write_events
 from .actions import KINDS, SHAPES, Placement
-from .messages import attach
+from .messages import with_messages
 from .simulate import Costs, Span, Timeline, run
 from .walk import check
 
@@ -47,7 +47,7 @@ class Trace:
             If the run did not have every action once, in an order that can run.
         """
         it = self.measured
-        parts = attach([[span.action for span in part] for part in it.spans], it.placement)
+        parts = with_messages([[span.action for span in part] for part in it.spans], it.placement)
         check(parts, it.placement, it.microbatches)
         spans = run(parts, it.placement, costs or self.costs)
         return Timeline(it.name, it.placement, it.microbatches, spans)

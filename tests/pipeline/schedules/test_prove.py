@@ -15,7 +15,7 @@ from mpidist.pipeline.schedules import (
     pipeline_schedule,
     prove,
 )
-from mpidist.pipeline.schedules.messages import attach
+from mpidist.pipeline.schedules.messages import with_messages
 from mpidist.pipeline.schedules.prove import prove_parts
 from mpidist.pipeline.schedules.schedule import unregister_schedule
 
@@ -216,7 +216,7 @@ def test_a_deadlock_around_three_ranks():
 
 
 def test_a_rank_that_waits_for_itself():
-    parts = attach([[F(0, 1), F(0), B(0, 1), B(0)]], Placement(1, 2, "v"))
+    parts = with_messages([[F(0, 1), F(0), B(0, 1), B(0)]], Placement(1, 2, "v"))
     with pytest.raises(ScheduleError) as failure:
         prove_parts("own", parts, Placement(1, 2, "v"), 1)
     assert str(failure.value) == (
@@ -229,4 +229,4 @@ def test_local_messages_need_no_order():
     """On the rank where the V turns, chunk 1 may take microbatches in another order."""
     turned = [F(0), F(1), F(1, 1), F(0, 1), B(1, 1), B(0, 1), B(0), B(1)]
     place = Placement(1, 2, "v")
-    assert prove_parts("turned", attach([turned], place), place, 2).messages == 0
+    assert prove_parts("turned", with_messages([turned], place), place, 2).messages == 0
