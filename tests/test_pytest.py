@@ -115,6 +115,7 @@ def test_later(comm): assert comm.allreduce(1) == 2
 def test_without_ranks(): pass
 """
     status, output = run(tmp_path, suite, ranks=0)
+    # On 1, 2 and 3 ranks: test_passes of SUITE, test_fixtures twice, test_method; and two more.
     assert status == 1 and "2 failed, 14 passed" in output
     assert output.count("failed on rank 1: ValueError: not on this one") == 1
     assert output.count("failed on ranks 0, 2: AssertionError: 3 ranks") == 1

@@ -22,7 +22,7 @@ REDUCTIONS = {"mean": False, "batchmean": False, "sum": True}
 """The reductions that a loss function may declare, and whether each is a sum."""
 
 DIFFERENTIABLE = "fcV"
-"""Kinds of numpy dtypes that have gradients: floating, complex, and bfloat16, whose kind is V."""
+"""Kinds of numpy dtypes that have gradients: floating, complex, and V, as ml_dtypes' bfloat16."""
 
 
 def declared(function: Any, name: str) -> Any:

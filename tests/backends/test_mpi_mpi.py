@@ -82,7 +82,10 @@ def test_what_nobody_received_is_dropped_without_a_matched_probe(comm):
 
 
 def test_groups_that_are_freed_leave_no_buffers(comm):
-    """Each left one of 9 kB, in a free list of its own."""
+    """Short objects come into buffers of 9 kB, which are kept to be used again.
+
+    All communicators share them: with a free list of its own, each group would leave one behind.
+    """
 
     def use():
         group = comm.split(0)

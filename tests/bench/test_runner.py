@@ -10,7 +10,7 @@ from mpidist.bench.candidates import Candidate
 from mpidist.bench.cases import Case, number_dtype
 from mpidist.bench.runner import Entrant, Series
 from mpidist.errors import InvalidArgument, UnknownName, Unsupported
-from mpidist.schedule import COLLECTIVES, Send, algorithm, algorithms
+from mpidist.schedule import COLLECTIVES, algorithm, algorithms
 from mpidist.schedule.registry import unregister
 from tests.support.bench_kits import QUICK, bench
 
@@ -63,7 +63,7 @@ def test_a_wrong_algorithm_is_found_out():
     @algorithm("allreduce", "forgetful", blocks=1)
     def forgetful(rank, size):
         """Keep what this rank has."""
-        yield (Send((rank + 1) % size),) if size < 1 else ()
+        yield ()
 
     try:
         names = ["forgetful", "ring"]

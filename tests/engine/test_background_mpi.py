@@ -166,7 +166,10 @@ def test_what_the_blocking_call_would_return(comm):
 
 
 def test_busy_buffer_is_read_again(comm):
-    """Two operations that read one array; the second must not disturb the first."""
+    """Three pending operations, and one that ends before them, read one array.
+
+    None may keep partial sums in it: another, which has sent its first block only, would add them.
+    """
     x = np.arange(2000.0) + comm.rank
     expected = np.arange(2000.0) * comm.size + sum(range(comm.size))
     works = [comm.iallreduce(x, algorithm="ring") for _ in range(3)]
@@ -220,6 +223,7 @@ def test_two_communicators(comm):
 
 
 def test_work(comm):
+    """Its result is refused while it is pending, and stays the same however often it is asked."""
     x = np.full(20_000, 1.0)
     out = np.empty_like(x)
     work = comm.iallreduce(x, out=out, algorithm="linear")

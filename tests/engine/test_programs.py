@@ -123,6 +123,7 @@ def test_one_that_is_larger_than_the_limit():
 
 
 def test_calls_are_known_by_their_array():
+    """A use counts as the second only with the same array, not with another of an equal key."""
     keeps, x = cache(100), np.zeros(3)
     assert use_at(keeps, 1, "call", x) is None
     assert use_at(keeps, 2, "call", x) == 1

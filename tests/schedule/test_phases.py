@@ -32,6 +32,8 @@ def test_a_combination_is_stored_where_it_is_copied_to():
 
 
 def test_what_is_read_again_is_stored():
+    """A sum in "tmp" that a Put gives away, and a Copy takes later: it has two targets."""
+
     def rounds(rank):
         yield Meet((0, 1))
         yield Fold((rank, 1 - rank), blocks=rank, target="tmp")

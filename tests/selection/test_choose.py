@@ -17,6 +17,7 @@ from tests.support.choices import KNOWN, MEANS, advised, call_for, chosen, means
 
 
 def test_precedence():
+    """What the call asks for, then the configuration, then the tuning table, then shipped rules."""
     small, config = call_for(16), CollectiveConfig(local_allreduce="ring")
     assert chosen(None, small).name == "recursive_doubling"
     tuned = chosen(table(), small)
