@@ -88,8 +88,8 @@ class Failures:
         if self._printed < len(self.known) and time.monotonic() > self._since + SETTLED:
             self.print()
 
-    def print(self) -> None:
-        """Print each new traceback once, with the ranks that failed with it.
+    def print(self) -> bool:
+        """Print each new traceback once, with its ranks; return whether there was any.
 
         A traceback printed before gets one line, and so does an exception that usually follows
         another rank's failure (:attr:`Failure.follows`), unless it is the first one printed.
@@ -117,6 +117,7 @@ class Failures:
             else:
                 _write(f"{who}; the job ends\n{text}")
             self._shown.update(*(each.keys for each in group))
+        return bool(groups)
 
 
 def _write(text: str) -> None:

@@ -349,7 +349,8 @@ class Supervisor:
         code = status if status >= 0 else 128 - status
         if self._acts and self.ended and self._all_ended:  # only the launcher did not end by itself
             code = next((rank.code for rank in self.ended if not rank.succeeded), 0)
-        self.failures.print()
+        if self.failures.print() and self.told:
+            say(self.told)  # it is the last line also where another rank's traceback came late
         if self._stuck_at_start or self.late:
             return 1
         if not self.reports.complete:

@@ -187,6 +187,30 @@ def test_silent_rank_is_not_named_for_the_code_of_another(tmp_path, capfd):
     assert last == f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"
 
 
+def test_last_line_names_the_rank_also_before_a_late_traceback(tmp_path, capfd):
+    """Rank 1 just exits, which is printed at once; the exception of rank 0 follows."""
+    watch = supervised(2)
+    program = f"""import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    sys.exit(7)
+while "code 7" not in open("{tmp_path}/said").read():
+    time.sleep(0.05)
+class RankFailed(Exception): pass
+raise RankFailed("rank 0: rank 1 has left")
+"""
+    words = watch.reports.command(rank_program(tmp_path, program))
+    both = """OMPI_COMM_WORLD_RANK=1 "$@" & OMPI_COMM_WORLD_RANK=0 "$@"; wait; exit 7"""
+    with open(tmp_path / "said", "w") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "say", lambda line: print(line, file=file, flush=True))
+        patch.setattr(supervisor, "PATIENCE", 100)
+        assert watch.run(["sh", "-c", both, "sh", *words], environment()) == 7
+    told = (tmp_path / "said").read_text().splitlines()
+    assert "RankFailed: rank 0: rank 1 has left" in capfd.readouterr().err
+    host = socket.gethostname()
+    assert told[:2] == [f"rank 1 on {host} ended with exit code 7"] * 2
+    assert told[2:] == [f"and rank 0 on {host} ended with exit code 1"]
+
+
 def test_exception_is_printed_while_the_job_goes_on(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("mpidist.launcher.failures.SETTLED", 0.1)
     words = rank_program(tmp_path, "1 / 0")
