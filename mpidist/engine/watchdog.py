@@ -9,13 +9,22 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .sequencer import Sequencer
+from ..backends.base import Backend
+from .reports import Reports
 
 log = logging.getLogger("mpidist")
 _TICK = 1.0  # seconds between polls, at most a quarter of the shortest deadline
+
+
+class Watched(Protocol):
+    """The attributes of a communicator's sequencer that the watchdog reads."""
+
+    backend: Backend
+    timeout: float | None
+    inside: int
+    reports: Reports
 
 
 class Watchdog:
@@ -26,12 +35,12 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self._watched: weakref.WeakSet[Sequencer] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._seen: dict[int, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, sequencer: Sequencer) -> None:
+    def watch(self, sequencer: Watched) -> None:
         """Register `sequencer`, to be polled from now on."""
         with self._lock:
             self._watched.add(sequencer)
@@ -58,7 +67,7 @@ class Watchdog:
                 self._check(sequencer, sequencer.timeout)
         return tick
 
-    def _check(self, sequencer: Sequencer, timeout: float) -> None:
+    def _check(self, sequencer: Watched, timeout: float) -> None:
         inside = sequencer.inside
         if not inside:
             self._seen.pop(id(sequencer), None)
@@ -69,7 +78,7 @@ class Watchdog:
         elif time.monotonic() - since > timeout:
             self._end(sequencer, inside, timeout)
 
-    def _end(self, sequencer: Sequencer, sequence: int, timeout: float) -> None:
+    def _end(self, sequencer: Watched, sequence: int, timeout: float) -> None:
         # The thread that is in the call may be the only one that may call MPI.
         threads, board = sequencer.backend.threads, sequencer.backend.board
         operation = board.texts.get(board.fingerprint(sequence), "a native call")
