@@ -14,8 +14,7 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from .console import examples
-from .main import COMPLETE
+from .console import COMPLETE, examples
 from .options import complete_file
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
 
+COMPLETE = "_MPIDIST_COMPLETE"  # set by a shell's completion script
 PLAIN_WIDTH = 1000  # columns of a file: lines are not wrapped
 NARROW = 90  # columns of a terminal below which marked columns are left out, points not aligned
 _BLANK = "\u2800"  # behind right-aligned numbers; rich strips every kind of white space there

@@ -12,12 +12,12 @@ import click
 
 from ..errors import CommunicationError, InvalidArgument, LaunchError, MpidistError
 from ..launcher.mpi import launched_rank
+from .console import COMPLETE
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
 AGREE_SECONDS = 5.0
-COMPLETE = "_MPIDIST_COMPLETE"  # set by a shell's completion script
 REPORT_SECONDS = 1.0
 
 
