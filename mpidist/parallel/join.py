@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..arguments import one_of
+from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import counted
 from .buffers import describe_unlike
-
-if TYPE_CHECKING:
-    from .ddp import DDP
+from .reducer import Reducer
 
 log = logging.getLogger("mpidist")
+
+
+class Joined(Protocol):
+    """The members of a wrapped module, a DDP, that a rank without batches uses."""
+
+    comm: Communicator
+    reducer: Reducer
+
+    def take_part(self) -> None:
+        """Take part in a step of the other ranks, with zero gradients."""
+
+    def broadcast_parameters(self, root: int) -> None:
+        """Copy the parameters and buffers of rank `root` to all ranks."""
+
+    def unlike_parameters(self) -> dict[str, list[int]]:
+        """Return the ranks whose values differ from rank 0's, by parameter."""
 
 
 class Join:
@@ -49,7 +64,7 @@ class Join:
 
     HOW = ("shadow", "error")
 
-    def __init__(self, model: DDP, optimizer: Any = None, early: str = "shadow"):
+    def __init__(self, model: Joined, optimizer: Any = None, early: str = "shadow"):
         rank = model.comm.rank
         one_of("early", early, self.HOW, f"rank {rank}: ")
         lacking = [name for name in ("step", "zero_grad") if not hasattr(optimizer, name)]
