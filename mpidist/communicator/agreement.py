@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import CommunicationError, InvalidArgument, MpidistError
 from ..foreign import shown
 
-if TYPE_CHECKING:
-    from .communicator import Communicator
-
 Made = TypeVar("Made")
+
+
+class Group(Protocol):
+    """The members of a communicator by which ranks agree."""
+
+    rank: int
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in rank order."""
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the object of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Answers(Generic[Made]):
 
 
 def answers(
-    comm: Communicator,
+    comm: Group,
     act: Callable[[], Made],
     exchange: Callable[[tuple[Any, str]], list[tuple[Any, str]]] | None = None,
 ) -> Answers[Made]:
@@ -63,7 +72,7 @@ def answers(
     return Answers([value for value, _ in every], errors, own)
 
 
-def on_all_ranks(comm: Communicator, act: Callable[[], Made], what: str) -> list[Made]:
+def on_all_ranks(comm: Group, act: Callable[[], Made], what: str) -> list[Made]:
     """Call a function on every rank, and return the results of all; collective, one round.
 
     If it raises on any rank, its own error is raised there, and on the others InvalidArgument with
@@ -78,7 +87,7 @@ def on_all_ranks(comm: Communicator, act: Callable[[], Made], what: str) -> list
 
 
 def from_rank_0(
-    comm: Communicator,
+    comm: Group,
     make: Callable[[], Made],
     what: str,
     kind: type[MpidistError] = InvalidArgument,

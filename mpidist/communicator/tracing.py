@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
-from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .. import trace
 from ..engine.call_site import WITHIN, users_frame
+from ..engine.service import Service
 from ..engine.work import Work
 from ..errors import InvalidArgument, MpidistError
+from ..measure import Messenger
 from ..schedule.contract import COLLECTIVES
+from ..topology import Topology
 from ..trace import Event, RankEvents, Recorder, Served, add_waits, profiled, write
-from .agreement import from_rank_0
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
+from .agreement import Group, from_rank_0
 
 log = logging.getLogger("mpidist")
 _PROFILER = "torch.autograd.profiler"
@@ -49,6 +47,39 @@ METHODS = (
 )
 
 
+class Traceable(Group, Messenger, Protocol):
+    """The members of a communicator that a trace uses."""
+
+    name: str
+    size: int
+    timeout: float | None
+    traced: Traced | None
+    _service: Service
+    _find: Callable[..., Any]
+    _alike: Callable[..., Any]
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks of each node."""
+
+    @property
+    def parts(self) -> Iterable[Traceable]:
+        """The communicators split from this one."""
+
+    @property
+    def freed(self) -> bool:
+        """Whether the communicator was freed."""
+
+    def split(self, color: int) -> Traceable | None:
+        """Return a communicator of the ranks with the same color."""
+
+    def gather_object(self, value: Any) -> list[Any] | None:
+        """Return the objects of all ranks on rank 0, None elsewhere."""
+
+    def free(self) -> None:
+        """Free the communicator."""
+
+
 class Traced:
     """The recording of one communicator in a trace.
 
@@ -58,7 +89,7 @@ class Traced:
 
     __slots__ = ("tracing", "recorder", "add", "place", "calls", "served")
 
-    def __init__(self, tracing: Tracing, comm: Communicator):
+    def __init__(self, tracing: Tracing, comm: Traceable):
         self.tracing, self.recorder, self.add = tracing, tracing.recorder, tracing.recorder.add
         self.place, self.calls = (comm.name, comm.rank, comm.size), 0
         self.served: Served | None = None
@@ -75,11 +106,11 @@ class Tracing:
         The events of this rank.
     """
 
-    def __init__(self, comm: Communicator, path: Any):
+    def __init__(self, comm: Traceable, path: Any):
         self.path, self.recorder, self._comm = str(path), Recorder(), comm
         self._thread, self._clock = threading.get_ident(), clock_offset(comm)
         self._began = perf_counter()
-        self._traced: list[Communicator] = []
+        self._traced: list[Traceable] = []
         _check_path(comm, self.path)
         _METHODS.replace(type(comm))
         self.attach(comm)
@@ -99,7 +130,7 @@ class Tracing:
             self.detach()
             log.warning("%s: no trace is written: %s", self.path, kind.__name__)
 
-    def attach(self, comm: Communicator) -> None:
+    def attach(self, comm: Traceable) -> None:
         """Record the calls of a communicator, and of those split from it."""
         self._traced.append(comm)
         _observe(comm, Traced(self, comm))
@@ -115,7 +146,7 @@ class Tracing:
             _observe(comm, None)
         self._traced = []
 
-    def end_with(self, comm: Communicator) -> None:
+    def end_with(self, comm: Traceable) -> None:
         """Stop and write the file if `comm`, about to be freed, is the one that began the trace."""
         if comm is self._comm:
             self.stop()
@@ -149,7 +180,7 @@ class Tracing:
         events = _numbered_threads(events, self._thread)
         mine = RankEvents(comm.rank, socket.gethostname(), error, self.recorder.full, events)
         recorded.clear()
-        ranks = _gather(comm, mine)
+        ranks = comm.gather_object(mine) or []
 
         def save() -> None:
             add_waits(ranks)
@@ -163,7 +194,7 @@ class Tracing:
         from_rank_0(comm, save, "trace()")
 
 
-def clock_offset(comm: Communicator) -> tuple[float, float]:
+def clock_offset(comm: Traceable) -> tuple[float, float]:
     """Return this rank's clock minus that of rank 0, and the largest possible error; collective.
 
     Both are in seconds.  The ranks of a node share one clock, so one rank of each node answers
@@ -196,7 +227,7 @@ def clock_offset(comm: Communicator) -> tuple[float, float]:
     return found[0 if 0 in mine else mine[0]]
 
 
-def _check_path(comm: Communicator, path: str) -> None:
+def _check_path(comm: Traceable, path: str) -> None:
     """Raise InvalidArgument on every rank if rank 0 cannot write the file."""
 
     def check() -> None:
@@ -215,22 +246,10 @@ def writing(path: str | Path) -> Iterator[None]:
         raise InvalidArgument(f"rank 0: trace({str(path)!r}) cannot be written: {error}") from error
 
 
-def _gather(comm: Communicator, mine: RankEvents) -> list[RankEvents]:
-    """Return the events of all ranks on rank 0, an empty list elsewhere; collective."""
-    data = np.frombuffer(pickle.dumps(mine, protocol=5), np.uint8)
-    counts = comm.allgather(np.array([data.size])).tolist()
-    joined = comm.gather(data, 0, counts=counts)
-    if joined is None:
-        return []
-    starts = [0, *accumulate(counts)]
-    parts = [pickle.loads(joined[a:b].data) for a, b in zip(starts, starts[1:])]
-    return parts
-
-
 # -- recording -------------------------------------------------------------------------------------
 
 
-def _observe(comm: Communicator, traced: Traced | None) -> None:
+def _observe(comm: Traceable, traced: Traced | None) -> None:
     """Let `traced` record how each further call is served; None ends the recording."""
     service, find, alike = comm._service, comm._service.programs.find, comm._service.programs.alike
     comm.traced, comm._find, comm._alike, service.note = traced, find, alike, None
@@ -475,7 +494,7 @@ def _numbered_threads(events: list[Event], first: int) -> list[Event]:
     return [event._replace(track=numbers.get(event.track, event.track)) for event in events]
 
 
-def stop_at_exit(comm: Communicator) -> None:
+def stop_at_exit(comm: Traceable) -> None:
     """Write a communicator's trace at the end of the program, without a deadline for slow ranks."""
     if comm.traced is None:
         return
