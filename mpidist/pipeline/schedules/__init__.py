@@ -3,10 +3,11 @@
 from . import shipped  # registers the shipped schedules
 from .actions import Action, B, F, I, Placement, W
 from .automatic import automatic
+from .gantt import Span, Timeline
 from .messages import Message, Step, derive
 from .prove import PipelineProof, prove
 from .schedule import PipelineSchedule, as_schedule, find_schedule, pipeline_schedule, schedules
-from .simulate import Costs, Span, Timeline, simulate
+from .simulate import Costs, simulate
 
 __all__ = [
     "Action",

@@ -12,9 +12,10 @@ from typing import Any
 from ...arguments import whole
 from ...errors import InvalidArgument, ScheduleError, UnknownName
 from .actions import SHAPES, Action, B, F, I, Placement, W
+from .gantt import Timeline
 from .messages import with_messages
 from .schedule import PipelineSchedule, schedules
-from .simulate import Costs, Timeline, Times, as_costs, run
+from .simulate import Costs, Times, as_costs, run
 from .walk import check
 
 

@@ -1,13 +1,15 @@
-"""The figure of a pipeline as boxes and labels, for SVG and PNG alike."""
+"""The timeline of a pipeline, and its figure as boxes and labels, for SVG and PNG alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
+from typing import NamedTuple
 
-from .actions import MEANINGS
-from .simulate import Timeline
+from .actions import MEANINGS, Action, Placement
+from .walk import peak_live
 
 COLOURS = {"F": "#1f6fb4", "B": "#2a8a57", "I": "#0f9b9b", "W": "#d98a1c"}
 _LOOKS = {
@@ -23,6 +25,73 @@ _DARK = (
 )
 _LEFT, _RIGHT, _TOP, _ROW, _NOTE = 70, 20, 84, 26, 18
 _NARROWEST, _WIDEST, _PAGE = 18.0, 30.0, 1500.0  # pixels: of a typical action, of the picture
+
+
+class Span(NamedTuple):
+    """One action of one rank with the times of its begin and end, in the timeline's unit."""
+
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The time of each action of each rank.
+
+    All times are in the unit of the costs that were simulated; if they were measured, in seconds.
+
+    Attributes
+    ----------
+    name : str
+        Name of the schedule.
+    placement : Placement
+        Which rank holds which virtual stage.
+    microbatches : int
+        Number of microbatches.
+    spans : tuple of tuple of Span
+        The actions of each rank, in order.
+    """
+
+    name: str
+    placement: Placement
+    microbatches: int
+    spans: tuple[tuple[Span, ...], ...]
+
+    def _repr_svg_(self) -> str:
+        return svg(sheet(self.name, (Panel(self),)))
+
+    @cached_property
+    def begin(self) -> float:
+        """The time at which the first action begins."""
+        return min((part[0].begin for part in self.spans if part), default=0.0)
+
+    @cached_property
+    def makespan(self) -> float:
+        """The time from the beginning of the first action to the end of the last."""
+        return max((part[-1].end for part in self.spans if part), default=0.0) - self.begin
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """The time for which each rank computes."""
+        return tuple(sum(span.end - span.begin for span in part) for part in self.spans)
+
+    @cached_property
+    def idle(self) -> tuple[float, ...]:
+        """The time for which each rank waits between its own first and last action."""
+        own = [part[-1].end - part[0].begin if part else 0.0 for part in self.spans]
+        return tuple(span - busy for span, busy in zip(own, self.busy))
+
+    @property
+    def bubble(self) -> float:
+        """The share of the makespan, from 0 to 1, in which a rank does not compute (mean)."""
+        whole = self.makespan * len(self.spans)
+        return 1 - sum(self.busy) / whole if whole else 0.0
+
+    @cached_property
+    def peak(self) -> tuple[int, ...]:
+        """Largest number of live activations (of a chunk for a microbatch) on each rank."""
+        return tuple(peak_live(span.action for span in part) for part in self.spans)
 
 
 @dataclass(frozen=True)

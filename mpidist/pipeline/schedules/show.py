@@ -11,10 +11,11 @@ from ...measure import counted
 from ...schedule.notebook import Svg
 from . import gantt
 from .actions import MEANINGS, Action
+from .gantt import Span, Timeline
 from .messages import derived
 from .prove import PipelineProof, prove_parts
 from .schedule import PipelineSchedule
-from .simulate import Costs, Span, Timeline, Times, as_costs, run
+from .simulate import Costs, Times, as_costs, run
 from .trace import Trace
 
 TextPiece = tuple[str, str]

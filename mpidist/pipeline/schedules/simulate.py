@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
-from typing import NamedTuple
 
 from ...errors import InvalidArgument
-from .actions import Action, Placement
+from .actions import Placement
+from .gantt import Span, Timeline
 from .messages import Message, Step, derived
 from .schedule import PipelineSchedule
-from .walk import check, peak_live, walk
+from .walk import check, walk
 
 Times = float | Sequence[float]
 
@@ -86,75 +85,6 @@ def _time(value: object, name: str) -> float:
         if math.isfinite(time) and time >= 0:
             return time
     raise InvalidArgument(f"costs: {name}={value!r}: expected finite numbers >= 0")
-
-
-class Span(NamedTuple):
-    """One action of one rank with the times of its begin and end, in the timeline's unit."""
-
-    action: Action
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """The time of each action of each rank.
-
-    All times are in the unit of the costs that were simulated; if they were measured, in seconds.
-
-    Attributes
-    ----------
-    name : str
-        Name of the schedule.
-    placement : Placement
-        Which rank holds which virtual stage.
-    microbatches : int
-        Number of microbatches.
-    spans : tuple of tuple of Span
-        The actions of each rank, in order.
-    """
-
-    name: str
-    placement: Placement
-    microbatches: int
-    spans: tuple[tuple[Span, ...], ...]
-
-    def _repr_svg_(self) -> str:
-        from . import gantt  # which draws timelines, and so imports this module
-
-        return gantt.svg(gantt.sheet(self.name, (gantt.Panel(self, "", ()),)))
-
-    @cached_property
-    def begin(self) -> float:
-        """The time at which the first action begins."""
-        return min((part[0].begin for part in self.spans if part), default=0.0)
-
-    @cached_property
-    def makespan(self) -> float:
-        """The time from the beginning of the first action to the end of the last."""
-        return max((part[-1].end for part in self.spans if part), default=0.0) - self.begin
-
-    @cached_property
-    def busy(self) -> tuple[float, ...]:
-        """The time for which each rank computes."""
-        return tuple(sum(span.end - span.begin for span in part) for part in self.spans)
-
-    @cached_property
-    def idle(self) -> tuple[float, ...]:
-        """The time for which each rank waits between its own first and last action."""
-        own = [part[-1].end - part[0].begin if part else 0.0 for part in self.spans]
-        return tuple(span - busy for span, busy in zip(own, self.busy))
-
-    @property
-    def bubble(self) -> float:
-        """The share of the makespan, from 0 to 1, in which a rank does not compute (mean)."""
-        whole = self.makespan * len(self.spans)
-        return 1 - sum(self.busy) / whole if whole else 0.0
-
-    @cached_property
-    def peak(self) -> tuple[int, ...]:
-        """Largest number of live activations (of a chunk for a microbatch) on each rank."""
-        return tuple(peak_live(span.action for span in part) for part in self.spans)
 
 
 def simulate(

@@ -13,8 +13,9 @@ from ...trace import Event, RankEvents
 from ...trace import read as read_events
 from ...trace import write as write_events
 from .actions import KINDS, SHAPES, Placement
+from .gantt import Span, Timeline
 from .messages import with_messages
-from .simulate import Costs, Span, Timeline, run
+from .simulate import Costs, run
 from .walk import check
 
 STEP, ACTION = "pipeline step", "pipeline"  # categories of events
