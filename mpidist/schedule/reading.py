@@ -1,72 +1,18 @@
-"""The steps of a schedule with their times, from which pictures are drawn."""
+"""The steps of a schedule with their times, as the prover's machine runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any
 
 from ..measure import counted
+from .drawing import Move, Reading, name_numbers
 from .exchange import Posted
-from .machine import Machine, Proof
+from .machine import Machine
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
 from .rounds import Blocks, Fold, Get, Meet, Put, Reduce, Schedule, block_tuple
 from .strand import Strand
-
-
-@dataclass(frozen=True)
-class Move:
-    """One message between ranks, one copy within a rank, or one step in other ranks' memory."""
-
-    time: int  # length of the longest chain of messages that ends with it, or is before a copy
-    source: int
-    target: int  # the source itself for a copy, a Fold and a Meet
-    kind: str  # "receive" and "reduce" are messages; else "copy", "get", "put", "fold", "meet"
-    sent: str  # names of the blocks at the source, and at the target: see `name_blocks`
-    received: str
-    strand: tuple[int, ...]  # its path, as in Strand
-    send_index: int = 0  # of the step in the sender's round
-    receive_index: int = 0
-    ranks: tuple[int, ...] = ()  # that a Fold combines, or a Meet awaits
-
-
-@dataclass
-class Reading:
-    """All messages and copies of a schedule, by time; `groups` if the algorithm depends on them."""
-
-    title: str
-    size: int
-    proof: Proof
-    moves: list[Move] = field(default_factory=list)
-    groups: Groups | None = None
-
-    @cached_property
-    def strands(self) -> list[tuple[int, ...]]:
-        """Sorted paths of the strands that have messages or copies."""
-        return sorted({move.strand for move in self.moves})
-
-    def _repr_svg_(self) -> str:
-        from .show import draw
-
-        return draw(self)
-
-    def by_time(self) -> Iterator[tuple[int, list[Move]]]:
-        """Yield each time, in ascending order, with its messages and copies."""
-        for time, moves in groupby(self.moves, key=attrgetter("time")):
-            yield time, list(moves)
-
-    def name(self, strand: tuple[int, ...]) -> str:
-        """Return the label of a strand in ``parallel`` by its path, such as ``a:``.
-
-        It is empty outside of any ``parallel``, and if the schedule has only one strand.
-        """
-        if len(self.strands) < 2 or not strand:
-            return ""
-        return ".".join(_letter(number) for number in strand) + ":"
 
 
 def read(
@@ -104,7 +50,7 @@ def read(
 
 def _order(move: Move) -> tuple:
     """Return the sort key of a Move: time, strand, messages before copies, distance of ranks."""
-    distance, local = abs(move.target - move.source), move.kind in ("copy", "fold")
+    distance, local = abs(move.target - move.source), move.local
     return move.time, move.strand, local, distance, move.source, move.send_index
 
 
@@ -167,34 +113,4 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
         return prefix
     if blocks == tuple(range(count)) and buffer != "tmp":
         return f"{prefix}[all]"
-    return f"{prefix}[{','.join(map(_span, runs_of(blocks)))}]"
-
-
-def name_ranks(ranks: tuple[int, ...]) -> str:
-    """Return ranks in ascending order as text, such as ``0-3,5``."""
-    return ",".join(map(_span, runs_of(ranks)))
-
-
-def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the runs of consecutive numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
-
-
-def _span(run: list[int]) -> str:
-    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
-
-
-def _letter(number: int) -> str:
-    """Return a, b, … z, aa, ab, … for 0, 1, …."""
-    letters = ""
-    number += 1
-    while number:
-        number, rest = divmod(number - 1, 26)
-        letters = chr(ord("a") + rest) + letters
-    return letters
+    return f"{prefix}[{name_numbers(blocks)}]"
