@@ -1,8 +1,11 @@
-"""The tests' tree is the package's."""
+"""The tests' tree is the package's, and no module of a room needs itself."""
 
 import ast
 from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import mpidist
 from tests.conftest import SUFFIXES, has_ranks, kind_of
@@ -147,3 +150,67 @@ def test_what_cannot_run_is_skipped():
                 if isinstance(first, ast.Return) and first.value is None:
                     silent.append(f"{path.name}:{line.lineno}")
     assert not silent, "expected pytest.skip with a reason"
+
+
+def imported(module, text):
+    """Yield what a module imports, at any place of its text: names that may be modules or not."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def circle_in(room):
+    """Return the modules of a room that need each other in a circle; [] if none do."""
+    root, graph = room.parent.parent, {}
+    paths = {".".join(p.relative_to(root).with_suffix("").parts): p for p in room.rglob("*.py")}
+    # ``from .a import b``: the module a.b, or a name in a, which may be a folder's own file.
+    known = {name.removesuffix(".__init__"): name for name in paths}
+    for module, path in paths.items():
+        names = imported(module, path.read_text(encoding="utf-8"))
+        found = (known.get(name, known.get(name.rpartition(".")[0])) for name in names)
+        graph[module] = {other for other in found if other}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("room", [path.parent.name for path in PACKAGE.glob("*/__init__.py")])
+def test_modules_of_a_room_import_without_a_circle(room):
+    """Also of what a function imports, or a type checker alone: the lower file names what it needs.
+
+    lint-imports compares rooms.
+    """
+    assert circle_in(PACKAGE / room) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        "from .upper import x",
+        "from . import upper",
+        "from ..room.upper import x",
+        "from package.room.upper import x",
+        "import package.room.upper",
+        "def f():\n    from .upper import x",
+        "if TYPE_CHECKING:\n    from .upper import x",
+        "from .folder import x",
+    ),
+)
+def test_circle_in_finds_a_circle(line, tmp_path):
+    """Over several files, one of them a folder's own; and none where a file has no such line."""
+    room = tmp_path / "package" / "room"
+    (room / "folder").mkdir(parents=True)
+    lower = room / "lower.py"
+    (room / "upper.py").write_text("from .folder import x")
+    (room / "folder" / "__init__.py").write_text("from ..lower import y")
+    lower.write_text("from ..other import x\nfrom . import nothing")
+    assert circle_in(room) == []
+    lower.write_text(line)
+    names = {name.removeprefix("package.room.") for name in circle_in(room)}
+    assert {"lower", "folder.__init__"} <= names <= {"lower", "folder.__init__", "upper"}
