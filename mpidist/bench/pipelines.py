@@ -136,7 +136,7 @@ def pipeline_step(pipe: Pipeline, after: Callable[[], None] | None = None) -> Ca
 
 WIDTHS_AND_ROWS = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and numbers of rows of a microbatch."""
-MPIDIST_PIPELINE, TORCH_PIPELINING = "mpidist Pipeline", "torch pipelining, gloo"
+OUR_PIPELINE, TORCH_PIPELINING = "mpidist Pipeline", "torch pipelining, gloo"
 
 
 def updating(
@@ -204,7 +204,7 @@ def torch_steps(comm: Communicator, rounds: int) -> list[Row]:
                 pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
                 contenders = [
                     Contender(
-                        MPIDIST_PIPELINE,
+                        OUR_PIPELINE,
                         updating(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
                     ),
                     Contender(TORCH_PIPELINING, updating(other, theirs(comm, other, gloo), shape)),

@@ -23,7 +23,7 @@ from .results import Results, Row
 if TYPE_CHECKING:
     import torch
 
-MPIDIST_DDP = "mpidist DDP"
+OUR_DDP = "mpidist DDP"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
@@ -56,7 +56,7 @@ def communication(
             comm.allreduce(p.grad, op="mean", out=p.grad)
 
     contenders = [
-        Contender(MPIDIST_DDP, model.sync_gradients),
+        Contender(OUR_DDP, model.sync_gradients),
         Contender("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
@@ -223,7 +223,7 @@ def mlp_steps(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], S
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            stepping(MPIDIST_DDP, sgd_step(model, net.parameters(), width), model),
+            stepping(OUR_DDP, sgd_step(model, net.parameters(), width), model),
             Contender("no communication", sgd_step(bare, bare.parameters(), width)),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
@@ -269,7 +269,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
         count = sum(p.numel() for p in net.parameters())
         work = f"step, {name} of {count / 1e6:.1f} M parameters"
         contenders = [
-            stepping(MPIDIST_DDP, ours, model),
+            stepping(OUR_DDP, ours, model),
             Contender("no communication", bare),
         ]
         if comm.size == 1:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.bench.training import MPIDIST_DDP
+from mpidist.bench.training import OUR_DDP
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -31,7 +31,7 @@ def test_model_steps_of_each_model(comm, monkeypatch):
     def experts(model):
         return model(torch.ones(3, 4)).pow(2).mean()
 
-    names = [MPIDIST_DDP, "no communication"]
+    names = [OUR_DDP, "no communication"]
     if comm.size > 1:
         names += ["torch DDP over mpidist, views"]
         names += ["torch DDP over gloo, views", "torch DDP over gloo"]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from mpidist.bench import training
-from mpidist.bench.training import MPIDIST_DDP, communication, describe_stats
+from mpidist.bench.training import OUR_DDP, communication, describe_stats
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 
 def test_communication(comm):
     rows = communication(comm, rounds=2, count=20, elements=10)
-    check_rows(comm, rows, [MPIDIST_DDP, "one allreduce per parameter"])
+    check_rows(comm, rows, [OUR_DDP, "one allreduce per parameter"])
 
 
 def test_overlap(comm, monkeypatch):
@@ -47,7 +47,7 @@ def test_what_was_hidden(comm, monkeypatch):
 def test_training(comm):
     from mpidist.bench.training import mlp_steps
 
-    names = [MPIDIST_DDP, "no communication"]
+    names = [OUR_DDP, "no communication"]
     if comm.size > 1:
         names += ["one allreduce per parameter", "torch DDP over gloo"]
     rows, stats = mlp_steps(comm, rounds=2, width=16)
