@@ -12,6 +12,7 @@ from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, 
 from ..measure import plural
 
 _PRINTS = 4096  # kept texts; they contain offsets of arrays, so their number is unbounded
+_PATIENT = 2  # alarms (see ALARM_SECONDS) in which a mismatch waits for ranks that are late: 0.6 s
 
 
 class Reports:
@@ -27,6 +28,7 @@ class Reports:
         self._backend, self._behind, self._current = backend, behind, current
         self._roll_call = backend.roll_call
         self._prints: dict[tuple[str, bool], int] = {}
+        self._alarms = 0, 0  # number of an operation, and how often its wait was long
 
     def fingerprint(self, operation: str, meets: bool = True) -> int:
         """Return the number that identifies an operation, by its description, on the arrival board.
@@ -58,8 +60,23 @@ class Reports:
         operation = board.texts.get(board.fingerprint(sequence))
         if sequence and operation is not None:
             self._check_given_up(sequence, operation, board.never_begun(sequence))
-            self.check_same(sequence, operation, board.fingerprint(sequence))
+            if not self._all_may_come(sequence):
+                self.check_same(sequence, operation, board.fingerprint(sequence))
             self._check_elsewhere(sequence, operation)
+
+    def _all_may_come(self, sequence: int) -> bool:
+        """Return whether ranks that differ are given time until all have come.
+
+        Those that wait for all first (their fingerprints are odd) raise alike then, and the
+        communicator stays usable: see :meth:`check_arrived`.
+        """
+        board, (alarmed, count) = self._backend.board, self._alarms
+        self._alarms = sequence, count + 1 if alarmed == sequence else 1
+        mine = board.fingerprint(sequence)
+        ranks = (self._backend.rank, *board.different(sequence, mine))
+        return self._alarms[1] <= _PATIENT and all(
+            board.fingerprint(sequence, r) % 2 for r in ranks
+        )
 
     def _check_elsewhere(self, sequence: int, operation: str) -> None:
         """Raise if ranks of other nodes report a different operation, or a failure.

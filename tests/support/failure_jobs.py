@@ -231,7 +231,9 @@ def mismatches():
         lambda: comm.broadcast(np.ones(2), root=r % 2, algorithm="native"),
         lambda: comm.allgather(np.ones(1 + r), algorithm="native"),
     ):
-        expect(mpidist.CollectiveMismatch, call, f"rank {r}: collective #", "MPIDIST_DEBUG=1")
+        for late in (0.0, 0.3):  # of one rank, while the others wait so long that they look around
+            time.sleep(late if r == 0 else 0)
+            expect(mpidist.CollectiveMismatch, call, f"rank {r}: collective #", "MPIDIST_DEBUG=1")
     usable(comm)
 
 
