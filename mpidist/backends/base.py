@@ -140,11 +140,11 @@ class AbsentRanks(Protocol):
     def ask(self, sequence: int) -> None:
         """Ask rank + 1 (cyclic) for its operation number `sequence`, if it is on another node.
 
-        It is asked once per operation and answers when it reaches the operation; :meth:`different`
+        It is asked once per operation and answers when it reaches the operation; :meth:`mismatches`
         compares the answer.
         """
 
-    def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
+    def mismatches(self, sequence: int, fingerprint: int) -> dict[int, str]:
         """Return, by rank, the descriptions of operations `sequence` unlike this rank's.
 
         Only the answers received so far count.  `fingerprint` identifies this rank's operation.

@@ -107,8 +107,12 @@ class RollCall:
             self._asked = sequence
             self._send(self._neighbour, _LATER, self._mine(sequence))
 
-    def different(self, sequence: int, fingerprint: int) -> dict[int, str]:
-        """Return, by rank, the received texts of operations `sequence` unlike this rank's."""
+    def mismatches(self, sequence: int, fingerprint: int) -> dict[int, str]:
+        """Take new answers; return, by rank, the texts of operations unlike this rank's.
+
+        They are of the ranks whose operation number `sequence` has another fingerprint than
+        `fingerprint`, this rank's.
+        """
         self.answer()
         return {
             rank: word.text

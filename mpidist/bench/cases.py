@@ -113,6 +113,19 @@ def rounded_total(
 
 STRIDE = 7  # between the windows of two ranks
 
+# For each collective one of the functions below sets the arrays and the windows of a case::
+#
+#     g       the numbers of the inputs
+#     e       the combined numbers, E of this module's docstring; g where nothing is combined
+#     part    elements of each rank's part of the whole buffer
+#
+# The window (memory, sequence, start) says that `memory` holds the numbers of the sequence g or e
+# from index `start` on: before the call if it is one of case.sources, after a correct one if it is
+# one of case.expected.  Turn t begins t % TURNS numbers later.
+
+Bounds = tuple[np.ndarray, np.ndarray]
+Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, start in the sequence
+
 
 def _whole_reduction(case: Case, g: np.ndarray, e: np.ndarray, part: int) -> None:
     case.sources = [(case.x, g, STRIDE * case.rank)]
@@ -203,17 +216,11 @@ LAYOUT = {
     "alltoall": _alltoall,
     "barrier": _barrier,
 }
-"""For each collective, a function (case, g, E, part) that sets the case's arrays and windows.
-
-g and E are the sequences of inputs and of combined values, `part` is the elements per rank.
-"""
+"""For each collective, a function (case, g, e, part) that sets the case's arrays and windows."""
 
 TURNS = 61  # turns before the windows repeat
 
 _CHUNK = 1 << 15  # elements that are checked at a time, so that both operands stay in the cache
-
-Bounds = tuple[np.ndarray, np.ndarray]
-Window = tuple[np.ndarray, np.ndarray, int]  # memory, sequence, start in the sequence
 
 
 @dataclass

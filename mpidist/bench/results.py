@@ -308,13 +308,13 @@ def columns(results: Results) -> dict[Column, Text]:
     The text is empty if the row does not have the value.  A table shows the columns that have text
     in one of its rows.
     """
-    memory = any(row.memory != PRIVATE for row in results.rows)
+    shows_memory = any(row.memory != PRIVATE for row in results.rows)
     header, reference = results.header, results.reference
     return {
         Column("work"): lambda row: "" if row.bytes is not None else row.work,
         Column.numbers("bytes"): lambda row: "" if row.bytes is None else round_size(row.bytes),
         Column.names("candidate"): lambda row: row.candidate,
-        Column.names("memory"): lambda row: row.memory if memory else "",
+        Column.names("memory"): lambda row: row.memory if shows_memory else "",
         Column.numbers("deadline\ns"): _figure("deadline_s", lambda s: f"{s:g}" if s else "none"),
         Column.numbers("microbatches"): _figure("microbatches", str),
         Column.numbers("time\nµs"): lambda row: microseconds(row.time_us),

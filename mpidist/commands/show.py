@@ -190,7 +190,10 @@ def _show_algorithm(
     with naming("COLLECTIVE"):
         known = [a.name for a in algorithms(collective, one_sided=True)]
     with naming("ALGORITHM"):
-        if re.split("[:/]", algorithm)[0] not in (*known, *reserved()):
+        # It is NAME, NAME:ARITY or NAME/LOCAL/ACROSS.  For an unknown NAME find() would suggest the
+        # reserved ones too ("auto", executors), which have no picture; for one of those it says so.
+        name = re.split("[:/]", algorithm)[0]
+        if name not in (*known, *reserved()):
             raise UnknownName(f"{collective} algorithm", algorithm, known)
         choice = find(collective, algorithm)
     if not 0 <= root < ranks:

@@ -219,9 +219,10 @@ _parent = 0
 
 
 def forked_from() -> str:
-    """Return the rank's process that this one was forked from, for messages; "" if there is none.
+    """Return "process PID" of the rank that this process was forked from, for error messages.
 
-    Counted are only forks after the first communicator was made, in processes with MPI.
+    It is "" if this process was not forked.  Only forks after the first communicator was made, in
+    processes that loaded MPI, are noticed.
     """
     return _forked_from
 

@@ -112,7 +112,7 @@ class _Compared:
         while self._waiting and self._waiting[0].arrived():
             self._waiting.popleft().start_call()
         if self._until is not None:
-            other = self._roll_call.different(self._sequence, self._fingerprint)
+            other = self._roll_call.mismatches(self._sequence, self._fingerprint)
             if other or time.monotonic() > self._until:
                 raise self._mismatch(self._sequence, self._operation, other)
         return self._started and self._call.test()

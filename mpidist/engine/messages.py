@@ -87,7 +87,7 @@ class PointToPoint:
 
     def isend(self, x: Any, peer: Any, tag: Any) -> Work:
         """Begin to send an array."""
-        peer, data = self.peer(peer, itself=True), as_input(x, self.place.rank)
+        peer, data = self.peer(peer, allow_self=True), as_input(x, self.place.rank)
         return self.begin_send(data, self.form(data.dtype, data.shape), peer, tag)
 
     def begin_send(
@@ -147,7 +147,7 @@ class PointToPoint:
 
     def irecv(self, out: Any, peer: Any, tag: Any) -> Work:
         """Begin to receive into `out`, which must have the dtype and shape of the message."""
-        peer, data = self.source(peer, itself=True), self._output(out)
+        peer, data = self.source(peer, allow_self=True), self._output(out)
         form = self.form(data.dtype, data.shape)
         return self.begin_receive(HostRoom(data), form, peer, tag, lambda: out)
 
@@ -263,24 +263,24 @@ class PointToPoint:
             expected=expected,
         )
 
-    def peer(self, peer: Any, itself: bool = False) -> int:
-        """Return `peer` as an int, or raise if it is no rank, or this one and not `itself`."""
+    def peer(self, peer: Any, allow_self: bool = False) -> int:
+        """Return `peer` as an int, or raise if it is no rank, or this one and not `allow_self`."""
         peer = self.place.check_rank(peer, "peer")
-        if peer == self.place.rank and not itself:
+        if peer == self.place.rank and not allow_self:
             raise self.place.wrong(
                 f"peer={peer} is this rank itself: expected another rank, or isend() with irecv()"
             )
         return peer
 
-    def source(self, peer: Any, itself: bool = False) -> int | None:
+    def source(self, peer: Any, allow_self: bool = False) -> int | None:
         """Return `peer`, a rank as for :meth:`peer`, or None for any rank."""
-        return None if peer is None else self.peer(peer, itself)
+        return None if peer is None else self.peer(peer, allow_self)
 
     def iprobe(self, peer: Any, tag: Any, kind: Any) -> int | None:
         """Return the sender of a message that has arrived and was not received, or None."""
         if kind not in ("array", "object"):
             raise self.place.wrong(f"kind={kind!r}: expected 'array' or 'object'")
-        peer, wire = self.source(peer, itself=True), self.wire_tag(kind, tag)
+        peer, wire = self.source(peer, allow_self=True), self.wire_tag(kind, tag)
         self.sequencer.check_usable()
         return self.backend.iprobe(peer, wire)
 

@@ -140,7 +140,10 @@ def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Action
     """Return a kernel's actions after the arrival, and each barrier with the actions after it."""
     rounds = [item for item in kernel.items if isinstance(item, Round)]
     barriers = [part.transfer for part in rounds[1:] if isinstance(part.transfer, Barrier)]
-    assert len(kernel.items) == len(rounds) <= len(barriers) + 1, "a kernel has no strands"
+    assert len(rounds) == len(kernel.items), "a compiled kernel has only Rounds"
+    assert len(barriers) == len(rounds[1:]), (
+        "every round of a kernel but the first waits at a barrier"
+    )
     first = rounds[0].after if rounds else ()
     return first, tuple((barrier, part.after) for barrier, part in zip(barriers, rounds[1:]))
 

@@ -95,7 +95,7 @@ class Reports:
                 f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
                 f"rank {rank} reports: {reason}"
             )
-        other = roll_call.different(sequence, self._backend.board.fingerprint(sequence))
+        other = roll_call.mismatches(sequence, self._backend.board.fingerprint(sequence))
         if other:
             raise self.mismatch(sequence, operation, other)
 

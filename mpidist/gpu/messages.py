@@ -133,7 +133,7 @@ class GpuMessages(_Copies):
         The host first waits until all that is queued on the array's stream is complete.
         """
         messages, data = self._messages, as_device_array(x, self._rank)
-        peer = messages.peer(peer, itself=True)
+        peer = messages.peer(peer, allow_self=True)
         memory = _bytes_of(data) if self.direct else self.fetch(data)
         self.device.synchronize(data.stream)
         form, end = messages.form(data.dtype, data.shape), lambda: self._done(x)
@@ -145,7 +145,7 @@ class GpuMessages(_Copies):
         Once the Work is complete, what is queued on the array's stream sees the contents.
         """
         messages, data = self._messages, as_device_array(out, self._rank, "out")
-        peer = messages.source(peer, itself=True)
+        peer = messages.source(peer, allow_self=True)
         if data.readonly:
             raise messages.place.wrong("out is read-only; it must be writable")
         if self.direct:

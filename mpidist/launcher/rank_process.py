@@ -114,13 +114,14 @@ class RankProcess:
             self.forward_notes()
 
     def forward_notes(self) -> None:
-        """Forward to ``mpidist run`` all notes that have arrived; do not wait for more."""
+        """Forward to ``mpidist run`` the notes that have arrived, at most `AT_ONCE` (1000)."""
         with self.reading:
             for _ in range(notes.AT_ONCE):
-                note = notes.receive_note(self.notes)
-                if note is None:
+                received = notes.receive_note(self.notes)
+                if received is None:  # more may come: it does not wait for them
                     return
-                self.forward_note(note[1])
+                _, facts = received  # whichever process of the program sent them
+                self.forward_note(facts)
 
     def forward_note(self, note: dict) -> None:
         """Forward the facts of a note that are the program's to tell to ``mpidist run``.

@@ -211,6 +211,8 @@ def _compiled_step(action: Action) -> tuple[int, Any]:
 
 def _is_byte_copy(target: Any, source: Any) -> bool:
     """Return whether assigning `source` to `target` only copies bytes of two arrays."""
+    # Of arrays at one address nothing is to be copied: numpy's assignment notices it, and does
+    # nothing.  Others may overlap: the compiled copy moves the bytes as if by a copy elsewhere.
     return (
         isinstance(source, np.ndarray)
         and target.dtype == source.dtype

@@ -112,7 +112,8 @@ class OperationQueue:
         self._waiting = 0  # threads that perform, or are about to perform, what they wait for
         self._served = False  # by a thread of THREADS
         self._hastened = 0  # up to this number, operations are performed at once
-        self._left = False  # the last operation to the server, as nobody waited for it
+        # Nobody waited for the last operation, so the server performed it: wake it for the next.
+        self._last_was_served = False
         self._hints: queue.SimpleQueue[None] = queue.SimpleQueue()  # for the server: look
         self._counting = threading.Lock()  # for these numbers
         self._side_streams: dict[torch.device, Any] = {}  # of operations with async_op=True
@@ -161,7 +162,7 @@ class OperationQueue:
         self.noted(work)
         if not self._served:
             self._have_served()
-        elif self._left and self._hints.empty():
+        elif self._last_was_served and self._hints.empty():
             self._hints.put(None)
         if _GIVEN_TO_GRAPHS():
             for x in outputs:  # for wait_tensor(x) in a graph, as C++ does for its own groups
@@ -201,8 +202,14 @@ class OperationQueue:
         THREADS.start(self._serve)
 
     def _serve(self) -> None:
-        """Perform the queued operations for which nobody waits soon, until there are no more."""
-        pause, seen, quiet = _LOOK_SECONDS[0], 0, 0
+        """Perform the queued operations for which nobody waits soon.
+
+        Return when another thread serves, or when none is queued, and none has come for
+        `_QUIET_LOOKS` (6) looks or Python ends.
+        """
+        pause = _LOOK_SECONDS[0]
+        seen = 0  # number of the newest operation at the last look
+        quiet = 0  # looks, one after another, that found no newer operation
         while True:
             try:
                 self._hints.get(timeout=pause)
@@ -219,12 +226,12 @@ class OperationQueue:
                     if not self._operations:
                         break
                     number = self._operations[0][0].number
-                    if number > last:
+                    if number > last:  # left to its caller until the next look
                         break
                     settles = self._perform_next()
-                pause, self._left = _LOOK_SECONDS[0], number > self._hastened
+                pause, self._last_was_served = _LOOK_SECONDS[0], number > self._hastened
                 if settles is not None and not self._complete_and_resume(settles):
-                    return
+                    return  # another thread serves what was queued meanwhile
             newest = self._newest
             quiet = quiet + 1 if newest == seen else 0
             seen = newest
@@ -302,7 +309,7 @@ class OperationQueue:
         try:
             with self.performing:
                 while self._operations and not work.ended:
-                    first, self._left = self._operations[0][0], False
+                    first, self._last_was_served = self._operations[0][0], False
                     settles = self._perform_next()
                     if settles is not None:  # a callback may wait for what this thread does next
                         THREADS.complete_elsewhere(settles)

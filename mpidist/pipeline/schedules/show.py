@@ -201,11 +201,12 @@ def comparison(trace: Trace, costs: Costs | None = None) -> Picture:
     """
     measured = trace.measured
     predicted = trace.predict(costs)
-    below = list(notes(measured, _seconds))
+    times, peaks = notes(measured, _seconds)
     if trace.peak != measured.peak:
-        below[-1] += f"; counted by the run: {_numbers(trace.peak)}"
+        peaks += f"; counted by the run: {_numbers(trace.peak)}"
     over = gantt.Panel(predicted, "predicted", notes(predicted, _seconds))
-    return Picture(caption(measured), (over, gantt.Panel(measured, "measured", tuple(below))))
+    below = gantt.Panel(measured, "measured", (times, peaks))
+    return Picture(caption(measured), (over, below))
 
 
 def text(
