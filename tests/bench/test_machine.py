@@ -76,8 +76,8 @@ def test_rows_of_two_machines_are_marked(monkeypatch):
     again = Results.from_json(results.to_json())
     assert again.rows == results.rows and again.header == results.header
     (table,) = [each for each in tables(results) if each.heading]
-    column = table.heads.index("")
-    assert [line.cells[column] for line in table.lines] == ["", "*"]
+    mark = table.heads.index("")  # the column of the mark "*" has no head
+    assert [line.cells[mark] for line in table.lines] == ["", "*"]
     head, *lines = results.to_csv().splitlines()
     assert [line.split(",")[head.split(",").index("changed")] for line in lines] == ["", "True"]
 
@@ -86,7 +86,7 @@ def test_rows_of_one_machine_have_no_mark(monkeypatch):
     """Each look at the machine takes 50 ns, so it has not changed during the bench."""
     results = bench(monkeypatch, 50)
     assert CHANGED_NOTE not in results.notes
-    assert all("" not in each.heads for each in tables(results))
+    assert all("" not in each.heads for each in tables(results))  # no column of the mark
 
 
 def test_unknown_round_trips_are_not_told():

@@ -443,19 +443,21 @@ def test_per_rank_states_come_back_to_their_rank(comm, folder):
     """Declared, by name or in a mapping: each rank gets its own back."""
     model, order = Linear(40, 40, seed=comm.rank), shard(range(9), comm)
     wanted = model.weight.data.copy()
-    for how in (("model", "state"), ["model", "state"], {"model", "state"}):
-        Checkpoint(folder, comm).save(
-            2, model=model, state=parameters(comm.rank), order=order, per_rank=how
-        )
-    mapping = {"model": model, "state": parameters(comm.rank)}
-    Checkpoint(folder, comm).save(3, per_rank=mapping, order=order)
-    Checkpoint(folder, comm).save(4, per_rank="state", state=parameters(comm.rank), order=order)
-    for step in (2, 3):
+    mine = {"model": model, "state": parameters(comm.rank)}
+    names = ("model", "state"), ["model", "state"], {"model", "state"}
+    forms = [*({**mine, "per_rank": which} for which in names), {"per_rank": mine}]
+    for step, form in enumerate(forms):
+        Checkpoint(folder, comm).save(step, **form, order=order)
         model.weight.data[:] = -1
         found = Checkpoint(folder, comm).load(step, model=model)
         np.testing.assert_array_equal(model.weight.data, wanted)
         np.testing.assert_array_equal(found["state"]["weight"], parameters(comm.rank)["weight"])
         assert found["state"]["on"] == {"k": comm.rank} and found["order"]["epoch"] == 0
+    # One name as a str, in place of the last checkpoint, which had a model too.
+    Checkpoint(folder, comm).save(3, per_rank="state", state=parameters(comm.rank), order=order)
+    found = Checkpoint(folder, comm).load(3)
+    assert found["state"]["on"] == {"k": comm.rank}
+    assert "model" not in found
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: per_rank=.*modle.*: .*model"):
         Checkpoint(folder, comm).save(5, per_rank=("modle",), model=model)
     with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: per_rank=.*: model "):

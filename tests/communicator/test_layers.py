@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from mpidist.communicator.layers import guard
-from mpidist.errors import CommunicatorBroken
+from mpidist.calls.arrays import address
+from mpidist.communicator.layers import guard, is_symmetric
+from mpidist.errors import CommunicatorBroken, Unsupported
 from tests.support.messages import beside, done, stay_away
 
 
@@ -42,3 +43,23 @@ def test_guard_breaks_the_communicator(comm):
         with pytest.raises(CommunicatorBroken, match="rank 0 has failed before this operation"):
             sub.allreduce(np.ones(3), algorithm="ring")
     assert comm.allreduce(1) == comm.size
+
+
+def test_is_symmetric_of_an_array_by_empty_while_it_lives(comm):
+    """From its first byte to its last; simulated ranks share no memory, so they have no such array.
+
+    An array of numpy is never symmetric.
+    """
+    ordinary = np.ones(4)
+    assert not is_symmetric(comm, address(ordinary))
+    if comm.backend.native is None:
+        with pytest.raises(Unsupported, match="no shared memory"):
+            comm.empty(4)
+        return
+    x = comm.empty(4)
+    first, last = address(x), address(x) + x.nbytes - 1
+    assert is_symmetric(comm, first)
+    assert is_symmetric(comm, last)
+    assert not is_symmetric(comm, address(ordinary))
+    del x
+    assert not is_symmetric(comm, first)

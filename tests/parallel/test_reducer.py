@@ -122,11 +122,11 @@ def test_other_buckets_while_some_are_sent():
     run_simulated(2, main)
 
 
-def test_early_buckets_after_a_loaded_state():
-    """The first step counts how often each gradient is added to; a loaded state has other buckets.
+def test_regroup_keeps_the_counts_of_additions():
+    """Step 1 counts the additions to each gradient.
 
-    The counts are the gradients', not those of the buckets that regroup() replaces: so the second
-    step sends the new bucket early, with its last addition.
+    regroup(), which load_state_dict() calls for other buckets, keeps these counts, so in step 2 the
+    merged bucket is sent early, at its last addition.
     """
 
     def main(comm):

@@ -1,5 +1,7 @@
 """The prover of pipelines: what it shows of good schedules, and what it says of broken ones."""
 
+from functools import partial
+
 import pytest
 
 from mpidist.errors import InvalidArgument, ScheduleError
@@ -15,7 +17,7 @@ from mpidist.pipeline.schedules import (
     pipeline_schedule,
     prove,
 )
-from mpidist.pipeline.schedules.messages import with_messages
+from mpidist.pipeline.schedules.messages import Message, with_messages
 from mpidist.pipeline.schedules.prove import prove_parts
 from mpidist.pipeline.schedules.schedule import unregister_schedule
 
@@ -23,18 +25,23 @@ from mpidist.pipeline.schedules.schedule import unregister_schedule
 def test_messages_by_placement():
     loop = derive("interleaved", 2, 2)
     turn = next(step for step in loop[1] if step.action == F(0))
-    assert turn.receive[:] == (0, 1, 1, 0, "activation")
-    assert turn.sends[0][:] == (1, 0, 2, 0, "activation") and not turn.sends[0].local
+    activation, gradient = (partial(Message, kind=kind) for kind in ("activation", "gradient"))
+    assert turn.receive == activation(source=0, target=1, stage=1, microbatch=0)
+    assert turn.sends == (activation(source=1, target=0, stage=2, microbatch=0),)
+    assert not turn.sends[0].local
     v = derive("zb-v", 2, 3)
     down = next(step for step in v[1] if step.action == F(0))
-    assert down.sends[0][:] == (1, 1, 2, 0, "activation") and down.sends[0].local
+    assert down.sends == (activation(source=1, target=1, stage=2, microbatch=0),)
+    assert down.sends[0].local
     back = next(step for step in v[1] if step.action == I(0, 1))
-    assert back.receive[:] == (0, 1, 2, 0, "gradient")
-    assert back.sends[0][:] == (1, 1, 1, 0, "gradient") and back.sends[0].local
+    assert back.receive == gradient(source=0, target=1, stage=2, microbatch=0)
+    assert back.sends == (gradient(source=1, target=1, stage=1, microbatch=0),)
+    assert back.sends[0].local
     assert all(step.receive is None and not step.sends for step in v[0] if step.action.kind == "W")
     ends = [step for step in v[0] if step.action in (F(0), I(0, 1))]
     assert [step.receive for step in ends] == [None, None]
-    assert ends[0].sends[0].edge == (0, 1, 1, "activation")
+    source, target, stage, kind = ends[0].sends[0].edge
+    assert (source, target, stage, kind) == (0, 1, 1, "activation")
 
 
 def one_rank_different(actions, rank=0, like="1f1b", splits=None):
