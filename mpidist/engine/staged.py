@@ -87,13 +87,14 @@ class Staged(ScheduleExecutor):
         largest = whole if call.counts else -(-whole // count)
         pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, count, largest)[0]
         plan = self._plans.find(call, choice, pieces)
+        elements = largest // max(call.dtype.itemsize, 1)  # none is cut, however long it is
         while (
             call.nbytes > STAGING_BYTES
             and "pieces" in choice.algorithm.uses
             and _slot_bytes(plan, call) > STAGING_BYTES
-            and pieces < largest
+            and pieces < elements
         ):
-            pieces *= 2
+            pieces = min(2 * pieces, elements)
             plan = self._plans.find(call, choice, pieces)
         return plan
 

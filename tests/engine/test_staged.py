@@ -93,6 +93,16 @@ def test_slots_refused_arrays():
     assert ranks.why_not("slots", calls) == [None, None]
 
 
+@pytest.mark.parametrize("collective", ("broadcast", "allgather", "alltoall"))
+def test_slots_elements_longer_than_a_slot_are_refused(collective):
+    """No piece is shorter than an element, so that more pieces do not help; others serve it."""
+    ranks, dtype = Ranks(2, Staged), np.dtype([("image", "u1", 1_200_000), ("label", "i4")])
+    whole = [np.zeros(4, dtype) for _ in range(2)]
+    x = [np.zeros(2, dtype) for _ in range(2)] if collective == "allgather" else whole
+    calls = ranks.calls(collective, x, whole)
+    assert "bytes of a staging slot" in ranks.executors[0].why_not(calls[0], "auto", False)
+
+
 def test_a_slot_that_is_filled_from_another():
     """Its blocks are as long as what the other holds, also where they hold each other's."""
 
