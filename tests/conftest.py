@@ -145,6 +145,23 @@ def short_collections():
     gc.freeze()
 
 
+@pytest.fixture(params=[1, 2, 3])
+def nodes(comm, request):
+    """The ranks on pretended nodes of 1, 2 or 3, or fewer on the last; or on real nodes."""
+    from tests.support.pretended import on_nodes
+
+    if comm.topology.num_nodes > 1:
+        if request.param > 1:
+            pytest.skip("needs all ranks on one node")
+        yield comm
+        return
+    if comm.size <= request.param:
+        pytest.skip(f"needs at least {request.param + 1} ranks")
+    made = on_nodes(comm, request.param)
+    yield made
+    made.free()
+
+
 @pytest.fixture
 def emulated_device():
     """Emulate the device of this process in host memory, and return its class."""

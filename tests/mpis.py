@@ -36,7 +36,13 @@ LINKS = {  # a name that mpi4py looks for, and one that Debian makes when it ins
 }
 WHOLE = (*DEBIAN, "impi-rt")
 SOME = [f"--path=tests/{folder}" for folder in ("backends", "calls", "communicator")]
-FAILURES = ["serial", "--path=tests/launcher/test_failures.py"]
+FAILURES = [
+    "serial",
+    *(
+        f"--path=tests/launcher/test_{name}.py"
+        for name in ("failures", "rank_program", "supervisor")
+    ),
+]
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 

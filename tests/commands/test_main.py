@@ -47,8 +47,12 @@ def no_launch(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def a_process_of_its_own():
-    """Each command would start mpidist with settings of its own; here all share a process."""
+def a_process_of_its_own(monkeypatch):
+    """Each command would start mpidist with settings of its own; here all share a process.
+
+    And with the tests of other files, whose communicator stays as it is.
+    """
+    monkeypatch.setattr(launch, "_default", None)
     yield
     if launch._default is not None and launch._default.broken is None:
         launch._default.free()

@@ -28,21 +28,6 @@ ACROSS = {
 }
 
 
-@pytest.fixture(params=[1, 2, 3])
-def nodes(comm, request):
-    """The ranks on pretended nodes of 1, 2 or 3, or fewer on the last; or on real nodes."""
-    if comm.topology.num_nodes > 1:
-        if request.param > 1:
-            pytest.skip("needs all ranks on one node")
-        yield comm
-        return
-    if comm.size <= request.param:
-        pytest.skip(f"needs at least {request.param + 1} ranks")
-    made = on_nodes(comm, request.param, CollectiveConfig(timeout=60.0))
-    yield made
-    made.free()
-
-
 def algorithm(nodes, family, memory, collective):
     """The name of an algorithm that these nodes can run: lanes need nodes of one length."""
     if len({len(node) for node in nodes.topology.groups}) > 1:

@@ -15,21 +15,6 @@ TWO = CollectiveConfig(
 )
 
 
-@pytest.fixture(params=[1, 2, 3])
-def nodes(comm, request):
-    """The ranks on pretended nodes of 1, 2 or 3, or fewer on the last; or on real nodes."""
-    if comm.topology.num_nodes > 1:
-        if request.param > 1:
-            pytest.skip("needs all ranks on one node")
-        yield comm
-        return
-    if comm.size <= request.param:
-        pytest.skip(f"needs at least {request.param + 1} ranks")
-    made = on_nodes(comm, request.param)
-    yield made
-    made.free()
-
-
 def test_each_node_has_its_own(nodes):
     """Every array of the node is in reach, at the same place, and has only its rank's values."""
     x, y = nodes.empty(N), nodes.empty((3, 4), "int16")
