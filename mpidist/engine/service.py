@@ -154,7 +154,12 @@ class Service:
         own, sequencer, estimates = shortened(call), self.sequencer, self.chooser.estimates
         assert estimates is not None
         memory, ways = memory_of(names), {}
-        own = self._symmetric(own) if memory == SYMMETRIC else with_own_arrays(own)
+        try:
+            own = self._symmetric(own) if memory == SYMMETRIC else with_own_arrays(own)
+        except MemoryError:
+            if memory != SYMMETRIC:
+                raise
+            return  # on all ranks: the rules choose, for a call needs no memory to be served
         for name in names:
             try:
                 executor, chosen = self.choose(call, name)

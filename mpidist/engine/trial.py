@@ -73,19 +73,18 @@ def times_of(call: Call, ways: Mapping[str, Bound], rows: Sequence[int]) -> np.n
     # `mpidist bench`: to fill memory with a byte needs less time where others have read its lines.
     written, read = _words(call.x), _words(call.out if call.out is not None else call.x)
     zeros = np.zeros_like(written)
-    times = np.zeros((sum(rows) - len(rows), len(ways)))
-    for number, row in enumerate(rows):
-        first = sum(rows[:number]) - number
-        for column, way in enumerate(ways.values()):
+    times: list[list[float]] = [[] for _ in ways]
+    for row in rows:
+        for way, seconds in zip(ways.values(), times):
             assert way.within is not None
-            for turn in range(first - 1, first + row - 1):
+            for turn in range(row):
                 begun = perf_counter()
                 np.copyto(written, zeros)
                 way.within()
                 np.bitwise_or.reduce(read)
-                if turn >= first:
-                    times[turn, column] = perf_counter() - begun
-    return times
+                if turn:
+                    seconds.append(perf_counter() - begun)
+    return np.array(times).T
 
 
 def _words(x: np.ndarray | None) -> np.ndarray:

@@ -500,7 +500,8 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     ):
         return ()
     if rule.choose == SYMMETRIC:
-        # In place nothing comes near, and no rank knows whether the others' sums are.
+        # These may be in place, where nothing comes near, on some of the ranks only: they do not
+        # know it of each other, and have to choose alike.
         compared = call.collective not in ("allreduce", "scan") and candidates.can(STAGED)
         return (SYMMETRIC, STAGED) if compared else ()
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])

@@ -110,6 +110,21 @@ def test_calls_of_symmetric_arrays_try_slots(comm, made, collective):
     assert len(tried._service.heap._allocations) == before
 
 
+def test_symmetric_calls_are_served_where_there_is_no_memory_to_try(comm, made, monkeypatch):
+    tried = made()
+    x = tried.empty(COUNT)
+
+    def fail(*_):
+        raise MemoryError("/dev/shm is full")
+
+    monkeypatch.setattr(tried._service.heap, "empty", fail)
+    for k in range(3):
+        x[:] = k + comm.rank
+        tried.broadcast(x, root=1)
+        assert (x == k + 1).all()
+    assert not tried._service.chooser.estimates._trials
+
+
 def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
     tried, seen = made(), []
     real = service.times_of
