@@ -17,6 +17,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
 from ..measure import busbw
+from ..selection.names import IPC, IPC_SLOTS, STAGED
 from .machine import make_header
 from .race import Contender, medians, nothing, race
 from .results import Refusal, Results, Row
@@ -201,7 +202,7 @@ def _row(
     count = nbytes // dtype.itemsize // comm.size * comm.size
     nbytes = count * dtype.itemsize
     try:
-        case = DeviceCase(comm, collective, count, dtype, executor == "ipc")
+        case = DeviceCase(comm, collective, count, dtype, executor == IPC)
         case.call()
     except Unsupported as error:
         return Refusal(collective, executor, nbytes, str(error).partition(": ")[2])
@@ -229,9 +230,9 @@ def _bound(collective: str, executor: str, nbytes: int, ranks: int, copies: Copi
     """
     if collective != "allreduce":
         return None
-    if executor == "ipc":  # every rank's input is read, and every rank's result written
+    if executor in (IPC, IPC_SLOTS):  # every rank's input is read, and every rank's result written
         return 2 * ranks * nbytes / copies.on_device
-    if executor == "staged":  # to the host and back, at the same time
+    if executor == STAGED:  # to the host and back, at the same time
         return ranks * nbytes / min(copies.to_host, copies.from_host)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import cupyx
@@ -11,7 +11,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ..errors import Unsupported
-from .cuda_kernels import fold, wait_word, write_word
+from .cuda_kernels import HALVES, fold, wait_word, write_word
 
 _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
@@ -35,6 +35,12 @@ def _allocate(nbytes: int) -> int:
             raise
     cupy.get_default_memory_pool().free_all_blocks()  # unused memory that cupy caches
     return runtime.malloc(nbytes)
+
+
+class _Stream(NamedTuple):
+    """A stream, as cupy's kernels take it."""
+
+    ptr: int
 
 
 class CudaEvent:
@@ -195,8 +201,13 @@ class CudaDevice:
         wait_word(pointer, value, stream, self._flushes)
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Return whether the dtype is one that cupy has, in native byte order."""
-        return dtype.kind in "biufc" and dtype.isnative and dtype.char not in "gG"
+        """Return whether the dtype is bfloat16 or one that cupy has, in native byte order."""
+        return (
+            dtype.name in HALVES
+            or dtype.kind in "biufc"
+            and dtype.isnative
+            and dtype.char not in "gG"
+        )
 
     def combine(
         self,
@@ -209,7 +220,8 @@ class CudaDevice:
         stream: int,
     ) -> None:
         """Queue a kernel, which is built once for each operation, divisor and number of arrays."""
-        kernel = fold(op, len(sources), len(targets), divisor)
-        arrays = [self.wrap(pointer, (count,), dtype) for pointer in (*sources, *targets)]
-        with cupy.cuda.ExternalStream(stream, self.number):
-            kernel(*arrays)
+        half = dtype.name if dtype.name in HALVES else ""
+        kernel = fold(op, len(sources), len(targets), divisor, half)
+        seen = np.dtype(np.uint16) if half == "bfloat16" else dtype  # the kernel takes its bits
+        arrays = [self.wrap(pointer, (count,), seen) for pointer in (*sources, *targets)]
+        kernel(*arrays, stream=_Stream(stream))

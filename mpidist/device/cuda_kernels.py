@@ -16,8 +16,19 @@ OPTIONS = ("-fmad=false",)  # numpy rounds a product before it is added
 # for float are written out, as numpy keeps such numbers.
 
 FUNCTIONS = r"""
+struct mpidist_bfloat16 {  // the upper half of a float; cupy has none in all versions
+  unsigned short bits;
+  __device__ mpidist_bfloat16() {}
+  __device__ explicit mpidist_bfloat16(float wide) {
+    unsigned int all = __float_as_uint(wide);
+    bool nan = (all & 0x7fffffffu) > 0x7f800000u;  // which rounding could make an infinity
+    bits = nan ? (all >> 16) & 0x8000u | 0x7fc0u : all + 0x7fffu + (all >> 16 & 1u) >> 16;
+  }
+  __device__ operator float() const { return __uint_as_float((unsigned int)bits << 16); }
+};
 template <class T> struct mpidist_wide { typedef T type; };
 template <> struct mpidist_wide<float16> { typedef float type; };
+template <> struct mpidist_wide<mpidist_bfloat16> { typedef float type; };
 template <class T> __device__ T mpidist_add(T a, T b) { return a + b; }
 template <class T> __device__ T mpidist_minus(T a, T b) { return a - b; }
 template <class T> __device__ T mpidist_times(T a, T b) { return a * b; }
@@ -73,17 +84,30 @@ COMBINES = {
 """The CUDA expression that combines `a` with `b`, of type T or a wider one, by operation."""
 
 
-def fold_source(op: str, sources: int, divisor: int, targets: int) -> str:
+HALVES = {"float16": "float16", "bfloat16": "mpidist_bfloat16"}
+"""The CUDA types of half precision, by dtype."""
+
+
+def fold_source(op: str, sources: int, divisor: int, targets: int, half: str = "") -> str:
     """Return the CUDA code that combines elements s0, s1, … in this order into t0, t1, ….
 
-    `sources` and `targets` are the numbers of arrays; the result is divided by a `divisor` above 1.
-    The code is the body of a loop over the elements.
+    `sources` and `targets` are the numbers of arrays; the result is divided by a `divisor` above 1,
+    of half precision (`half` is its dtype) each operand, as on the host: the sum may be too large.
+    The code is the body of a loop over the elements, of type T: bfloat16 as its bits.
     """
-    wide = "typename mpidist_wide<T>::type" if op in ("sum", "mean", "prod") else "T"
-    lines = [f"typedef {wide} W; W a = W(s0);"]
-    lines += [f"{{ W b = W(s{k}); a = {COMBINES[op]}; }}" for k in range(1, sources)]
-    lines += [f"a = mpidist_over(a, W({divisor}));"] * (divisor > 1)
-    lines += [f"t{k} = T(a);" for k in range(targets)]
+    kind, exact = HALVES.get(half, "T"), op in ("max", "min", "and", "or", "xor")
+    wide = "T" if exact and half != "bfloat16" else f"typename mpidist_wide<{kind}>::type"
+    value, back = "W({0})", f"{kind}(a)"
+    if half == "bfloat16":
+        value, back = f"W(reinterpret_cast<const {kind}&>({{0}}))", f"{kind}(a).bits"
+    if half and divisor > 1:
+        value = f"mpidist_over({value}, W({divisor}))"
+    lines = [f"typedef {wide} W; W a = {value.format('s0')};"]
+    lines += [
+        f"{{ W b = {value.format(f's{k}')}; a = {COMBINES[op]}; }}" for k in range(1, sources)
+    ]
+    lines += [f"a = mpidist_over(a, W({divisor}));"] * (divisor > 1 and not half)
+    lines += [f"t{k} = {back};" for k in range(targets)]
     return " ".join(lines)
 
 
@@ -106,16 +130,16 @@ def wait_word(pointer: int, value: int, stream: int, flush: bool) -> None:
 
 
 @lru_cache(maxsize=64)
-def fold(op: str, sources: int, targets: int, divisor: int) -> Any:
+def fold(op: str, sources: int, targets: int, divisor: int, half: str = "") -> Any:
     """Return cupy's kernel that combines arrays s0, s1, … in this order into t0, t1, …; cached.
 
-    `sources` and `targets` are the numbers of arrays; the result is divided by a `divisor` above 1.
+    The parameters are those of :func:`fold_source`.
     """
     return cupy.ElementwiseKernel(
         ", ".join(f"T s{k}" for k in range(sources)),
         ", ".join(f"T t{k}" for k in range(targets)),
-        fold_source(op, sources, divisor, targets),
-        f"mpidist_{op}",
+        fold_source(op, sources, divisor, targets, half),
+        f"mpidist_{op}{half and '_'}{half}",
         preamble=FUNCTIONS,
         no_return=True,
         options=OPTIONS,

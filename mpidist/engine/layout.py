@@ -145,6 +145,24 @@ class Plans:
             found = self._plans[key] = Plan(call, choice, self._groups, *self._how, pieces)
         return found
 
+    def fitting(
+        self, call: Call, choice: Choice, pieces: int, fits: Callable[[Plan], bool]
+    ) -> Plan:
+        """Return the plan with `pieces`, or as many more as it takes until it fits into a slot."""
+        elements = longest_block(call, choice) // max(call.dtype.itemsize, 1)  # none is cut
+        plan = self.find(call, choice, pieces)
+        while "pieces" in choice.algorithm.uses and pieces < elements and not fits(plan):
+            pieces = min(2 * pieces, elements)
+            plan = self.find(call, choice, pieces)
+        return plan
+
+
+def longest_block(call: Call, choice: Choice) -> int:
+    """Return the bytes of the longest block of a call by a schedule, before it is cut."""
+    if call.counts:
+        return max(call.counts) * call.dtype.itemsize
+    return -(-call.nbytes // choice.algorithm.block_count(call.size))
+
 
 class _Symbols:
     """Memory without addresses: an array is what stands for it, its elements are a Piece."""

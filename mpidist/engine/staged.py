@@ -23,7 +23,7 @@ from ..selection.names import STAGED
 from ..shared_memory.heap import STAGING_BYTES
 from ..shared_memory.host import Host
 from ..shared_memory.kernel import one_shot, unowned
-from .layout import Plan
+from .layout import Plan, longest_block
 from .one_sided import Binding
 from .schedules import UNEVEN, ScheduleExecutor
 
@@ -82,21 +82,13 @@ class Staged(ScheduleExecutor):
 
     def plan(self, call: Call, choice: Choice) -> Plan:
         """Return the plan of a schedule, with as many pieces as make each fit into a slot."""
-        count = choice.algorithm.block_count(call.size)
-        whole = max(call.counts) * call.dtype.itemsize if call.counts else call.nbytes
-        largest = whole if call.counts else -(-whole // count)
+        count, largest = choice.algorithm.block_count(call.size), longest_block(call, choice)
         pieces = self._host.pipelining.of(choice.algorithm, call.size, 1, count, largest)[0]
-        plan = self._plans.find(call, choice, pieces)
-        elements = largest // max(call.dtype.itemsize, 1)  # none is cut, however long it is
-        while (
-            call.nbytes > STAGING_BYTES
-            and "pieces" in choice.algorithm.uses
-            and _slot_bytes(plan, call) > STAGING_BYTES
-            and pieces < elements
-        ):
-            pieces = min(2 * pieces, elements)
-            plan = self._plans.find(call, choice, pieces)
-        return plan
+
+        def fits(plan: Plan) -> bool:
+            return call.nbytes <= STAGING_BYTES or _slot_bytes(plan, call) <= STAGING_BYTES
+
+        return self._plans.fitting(call, choice, pieces, fits)
 
     def make_ready(self) -> None:
         assert self.heap is not None

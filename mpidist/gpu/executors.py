@@ -1,4 +1,4 @@
-"""The executors that a communicator can have for GPU arrays: NCCL, IPC, CUDA-aware MPI, staged.
+"""The executors that a communicator can have for GPU arrays, and which of them it takes.
 
 All ranks exchange their properties and compute the same reasons, and the same table of them.
 """
@@ -15,7 +15,7 @@ from ..device.find import find_device, installed_device, visible, why_no_device
 from ..errors import ConfigError, Unsupported
 from ..schedule.contract import COLLECTIVES
 from ..selection.config import switch
-from ..selection.names import IPC, MPI, NCCL, STAGED
+from ..selection.names import IPC, IPC_SLOTS, MPI, NCCL, STAGED
 from ..selection.rules import ON_DEVICE, Rule
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
@@ -80,11 +80,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "messages": ("send", "recv"),
 }
 """The classes of operations; one executor serves all operations of a class."""
-NAMES = (NCCL, IPC, MPI, STAGED)
+NAMES = (NCCL, IPC, MPI, IPC_SLOTS, STAGED)
 """The names of the executors."""
 
 IPC_RANKS = 32
-"""Largest number of ranks for "ipc": a kernel has an input and a result of each as arguments."""
+"""Largest number of ranks for "ipc" and "ipc_slots": a kernel has an array or two of each."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class GpuCandidate:
     operations : str
         Name of the class, a key of :data:`CLASSES`: "reductions", "movement" or "messages".
     name : str
-        Name of the executor, one of :data:`NAMES`: "nccl", "ipc", "mpi" or "staged".
+        Name of the executor, one of :data:`NAMES`: "nccl", "ipc", "mpi", "ipc_slots" or "staged".
     taken : bool
         Whether it serves the class.
     why : str
@@ -146,11 +146,12 @@ def why_not_each(
     an MPI library carries the messages.  Raises Unsupported, with the reason, if the forced
     executor is impossible.
     """
-    forced = ranks[0].forced
+    forced, no_ipc = ranks[0].forced, _no_ipc(native, nodes, len(ranks))
     cannot = {
         NCCL: _no_nccl(ranks, forced == NCCL),
-        IPC: _no_ipc(native, nodes, len(ranks)),
+        IPC: no_ipc,
         MPI: _no_mpi(ranks, native),
+        IPC_SLOTS: no_ipc,
         STAGED: None,
     }
     if forced and cannot[forced] is not None:
@@ -169,8 +170,9 @@ def table(
 ) -> list[GpuCandidate]:
     """Return the executors of each class, best first, also those that are impossible.
 
-    Of each class one is taken, and if possible "ipc" as well, for arrays in symmetric memory.  The
-    parameters and errors are those of :func:`why_not_each`.
+    Of each class one is taken, and if possible "ipc" as well, for arrays in symmetric memory; with
+    "ipc_slots" also "staged", for short ones.  The parameters and errors are those of
+    :func:`why_not_each`.
     """
     forced, cannot = ranks[0].forced, why_not_each(ranks, native, nodes)
     found = []
@@ -178,8 +180,9 @@ def table(
         rules = [{rule.choose for rule in ON_DEVICE[name]} for name in names]
         able = [name for name in NAMES if any(name in served for served in rules)]
         best = next(name for name in able if cannot[name] is None and name != IPC)
+        taken = {best, IPC} | {STAGED} if best == IPC_SLOTS else {best, IPC}
         for name in able:
-            takes = cannot[name] is None and name in (best, IPC)
+            takes = cannot[name] is None and name in taken
             candidate = GpuCandidate(operations, name, takes, "")
             found.append(replace(candidate, why=_why(candidate, cannot[name], forced)))
     return found
@@ -215,13 +218,17 @@ def _no_mpi(ranks: Sequence[RankProperties], native: bool) -> str | None:
 def _why(candidate: GpuCandidate, cannot: str | None, forced: str) -> str:
     if cannot is not None:
         return cannot
-    if candidate.taken and candidate.name == "ipc":
+    if candidate.taken and candidate.name == IPC:
         names = [n for n in CLASSES[candidate.operations] if Rule(IPC) in ON_DEVICE[n]]
         return f"for arrays of comm.empty(device='cuda'): {', '.join(names)}"
     if candidate.taken and forced == candidate.name:
         return f"{VARIABLE}={forced} forces it"
     if not candidate.taken:
         return f"{VARIABLE}={forced} forces another executor" if forced else "one above is taken"
+    if candidate.name == IPC_SLOTS:
+        served = {rule for n in CLASSES[candidate.operations] for rule in ON_DEVICE[n]}
+        (rule,) = [rule for rule in served if rule.choose == IPC_SLOTS]
+        return str(rule).replace(IPC_SLOTS, "for other arrays")
     if candidate.name == "mpi":
         return "the MPI library accepts GPU addresses"
     if candidate.name == "nccl":

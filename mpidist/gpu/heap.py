@@ -9,7 +9,7 @@ releases it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ from ..errors import InvalidArgument, Unsupported
 
 GRAIN = 2 << 20  # bytes; the driver's smallest allocation
 FLAGS = 1 << 12  # bytes of the barrier's counters, in an allocation of their own
+SLOT_BYTES = 32 << 20  # of each of a rank's two slots, by which private arrays go
+
+_WORD = 4  # bytes of a counter
+_COUNT_LIMIT = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,26 @@ class DeviceHeap:
         self._allocations: list[DeviceAllocation] = []
         self._last_number = 0
         self.flags: DeviceAllocation | None = None
+        self._slots: DeviceAllocation | None = None
+        self._count = 0  # of barriers
+        self.last_stream: int | None = None  # on which the last barrier was queued
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return this rank's array of zeros in a new allocation; collective, equal arguments."""
-        if self.flags is None:
-            self.flags = self._allocate(FLAGS)
+        self._make_flags()
         allocation = self._allocate(math.prod(shape) * dtype.itemsize)
         self._allocations.append(allocation)
         return self.device.wrap(allocation.pointers[self.rank], shape, dtype)
+
+    def make_slots(self) -> None:
+        """Allocate the two slots of every rank; collective, Unsupported on all if one cannot."""
+        self._make_flags()
+        self._slots = self._allocate(2 * SLOT_BYTES)
+
+    def slots(self, turn: int) -> list[int]:
+        """Return the addresses of all ranks' slots number `turn`, 0 or 1."""
+        assert self._slots is not None
+        return [pointer + turn * SLOT_BYTES for pointer in self._slots.pointers]
 
     def find(self, x: DeviceArray | None) -> DeviceLocation | None:
         """Return the location of an array, or None if `x` is None or in private memory.
@@ -104,14 +120,28 @@ class DeviceHeap:
             self._allocations.remove(location.allocation)
             self._close([location.allocation])
 
+    def barrier(self, awaits: Iterable[int], stream: int) -> None:
+        """Queue this rank's arrival, which all others see, and the wait for those of `awaits`."""
+        self._count = count = (self._count + 1) % _COUNT_LIMIT
+        assert self.flags is not None
+        for peer, pointer in enumerate(self.flags.pointers):
+            if peer != self.rank:
+                self.device.write_word(pointer + self.rank * _WORD, count, stream)
+        for peer in awaits:
+            where = self.flags.pointers[self.rank] + peer * _WORD
+            self.device.wait_word(where, count, stream)
+
     def close(self) -> None:
         """Release all allocations; collective."""
-        allocations, self._allocations = self._allocations, []
-        if self.flags is not None:
-            allocations.append(self.flags)
-            self.flags = None
+        shared = [one for one in (self._slots, self.flags) if one is not None]
+        allocations, self._allocations = [*self._allocations, *shared], []
+        self._slots = self.flags = None
         if allocations:
             self._close(allocations)
+
+    def _make_flags(self) -> None:
+        if self.flags is None:
+            self.flags = self._allocate(FLAGS)
 
     def _close(self, allocations: list[DeviceAllocation]) -> None:
         """Close the other ranks' parts of allocations, then release this rank's; collective."""

@@ -12,12 +12,12 @@ from ..device.find import find_device
 from ..device.recognise import as_device_array
 from ..engine.service import Service
 from ..errors import ConfigError, MpidistError, Unsupported
-from ..selection.names import IPC, MPI, NATIVE, NCCL, STAGED
+from ..selection.names import IPC, IPC_SLOTS, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
 from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each
 from .heap import DeviceHeap
-from .ipc import NEEDS, Ipc
+from .ipc import NEEDS, Ipc, IpcSlots
 from .nccl.backend import has_sum
 from .nccl.executor import Nccl
 from .staged import HostStaged, Staged, Through
@@ -63,10 +63,11 @@ class GpuExecutors:
         executors = [
             Ipc(reasons[IPC], self._heap, service),
             *libraries,
+            IpcSlots(reasons[IPC_SLOTS], self._heap, service),
             Staged(staged),
             *(Through(staged, e, libraries if e.name == NATIVE else ()) for e in through),
         ]
-        required = {("auto", False): IPC} if forced == IPC else {}
+        required = {("auto", False): forced} if forced in (IPC, IPC_SLOTS) else {}
         if self.uses_nccl:
             required |= {(NATIVE, False): NCCL, (NATIVE, True): NCCL}
         service.add(executors, required)

@@ -13,7 +13,7 @@ from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
-from .names import MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
+from .names import IPC_SLOTS, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import AUTO, MEMORIES, kind_for
 
@@ -408,15 +408,19 @@ def _for_device(candidates: Candidates, algorithm: str) -> Candidate:
     of a staged call.  "native" is NCCL's collective or the MPI library's, on GPU addresses if it
     takes them.
     """
-    call, required, reason = candidates.call, candidates.means.required, ""
+    call, means, reason = candidates.call, candidates.means, ""
+    required, place = means.required, Place(call.size, len(means.groups), means.crowded, False)
+    nbytes = ANY if call.uneven_alltoall else candidates.nbytes  # the ranks must choose alike
     rules: Iterable[Rule] = ON_DEVICE[call.collective]
     if algorithm == NATIVE:
         rules = (*(rule for rule in rules if rule.choose in (NCCL, MPI)), Rule(NATIVE))
     for rule in rules:
+        if rule.choose != required and not rule.holds(nbytes, place):
+            continue
         reason = candidates.why_not(rule.choose) or ""
         if not reason:
             return candidates.taken(rule.choose, f"shipped rule: {rule}")
-        if rule.choose == required:
+        if rule.choose == required != IPC_SLOTS:  # the others serve what slots cannot
             break
     if required and algorithm == AUTO:
         raise Unsupported(f"rank {call.rank}: MPIDIST_GPU={required}: {call.collective}: {reason}")

@@ -6,7 +6,7 @@ The package imports this module, not the executors: no algorithm can take these 
 from ..schedule.registry import reserve
 
 NATIVE, SYMMETRIC, STAGED, SINGLE_COPY = "native", "symmetric", "staged", "single_copy"
-IPC, NCCL, MPI = "ipc", "nccl", "mpi"
+IPC, IPC_SLOTS, NCCL, MPI = "ipc", "ipc_slots", "nccl", "mpi"
 
 reserve((NATIVE, SYMMETRIC, STAGED, SINGLE_COPY))
-reserve((IPC, NCCL, MPI), on_host=False)
+reserve((IPC, IPC_SLOTS, NCCL, MPI), on_host=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .names import IPC, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
+from .names import IPC, IPC_SLOTS, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
 
 ANY = math.inf
 
@@ -229,8 +229,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 # Arrays on a GPU: in symmetric memory if they are there, else without the host if that is possible.
 # The MPI library gets GPU addresses only of calls that move data: Open MPI combines on the host.
-_REDUCTIONS = (Rule(NCCL), Rule(STAGED))
-_MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(STAGED))
+_LONG_ON_GPU = 128 << 10  # bytes from which a call takes longer through the host than through slots
+_REDUCTIONS = (Rule(NCCL), Rule(IPC_SLOTS, _LONG_ON_GPU), Rule(STAGED))
+_MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(IPC_SLOTS, _LONG_ON_GPU), Rule(STAGED))
 
 ON_DEVICE: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("allreduce", "reduce_scatter"), (Rule(IPC), *_REDUCTIONS)),

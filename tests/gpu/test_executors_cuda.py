@@ -1,5 +1,6 @@
 """Collectives on a real GPU, by every executor: make test-gpu; skipped where there is none."""
 
+import ml_dtypes  # noqa: F401, so that numpy knows bfloat16
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ def number(comm):
     return comm.use_gpu()
 
 
-@pytest.fixture(params=["nccl", "ipc", "mpi", "staged"])
+@pytest.fixture(params=["nccl", "ipc", "mpi", "ipc_slots", "staged"])
 def sub(request, comm, number):
     """A communicator whose arrays go to one executor; skipped where it cannot be."""
     with forced(comm, request.param) as made:
@@ -95,25 +96,28 @@ def test_every_dtype(sub, dtype):
             sub.free(x)
 
 
-def test_the_bits_of_the_host(comm):
-    """Kernels round as numpy does, and keep numbers that cupy's own kernels take for zero."""
-    n = 40_000
-    for dtype in ("float16", "float32", "float64", "complex64"):
-        random = np.random.default_rng([comm.rank, 1])
-        host = random.normal(size=n).astype(dtype)
-        if dtype == "float32":
-            host[::2] = np.ldexp(np.float32(1.3), random.integers(-149, -100, n // 2))
-        try:
-            x = comm.empty(n, dtype, device="cuda")
-        except Unsupported as error:
-            pytest.skip(f"this executor cannot be here: {error}")
-        rest = () if dtype == "complex64" else ("prod", "max", "min")
-        for op in ("sum", "mean", *rest):
-            x.set(host)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_the_bits_of_the_host(comm, dtype):
+    """Kernels round as the host's do, and keep numbers that cupy's own kernels take for zero."""
+    n, random = 40_000, np.random.default_rng([comm.rank, 1])
+    host = random.normal(size=n).astype(dtype)
+    if dtype == "float32":
+        host[::2] = np.ldexp(np.float32(1.3), random.integers(-149, -100, n // 2))
+    try:
+        memory = comm.empty(host.nbytes, "u1", device="cuda")
+    except Unsupported as error:
+        pytest.skip(f"this executor cannot be here: {error}")
+    bits = np.dtype("u2") if dtype == "bfloat16" else host.dtype  # cupy may lack bfloat16
+    for op in ("sum", "mean", *(() if dtype == "complex64" else ("prod", "max", "min"))):
+        expected = comm.allreduce(host, op, algorithm="staged")
+        for x in (memory.view(bits), cupy.empty(n, bits)):
+            x.set(host.view(bits))
+            if dtype == "bfloat16":
+                x = torch_for_gpu().as_tensor(x.view("i2")).view(torch_for_gpu().bfloat16)
             comm.allreduce(x, op, out=x)
-            expected = comm.allreduce(host, op, algorithm="direct")
-            assert x.get().tobytes() == expected.tobytes(), (dtype, op)
-        comm.free(x)
+            got = x.view(torch_for_gpu().int16).cpu().numpy() if dtype == "bfloat16" else x.get()
+            assert got.tobytes() == expected.tobytes(), op
+    comm.free(memory)
 
 
 def test_on_a_stream_of_ones_own(comm):

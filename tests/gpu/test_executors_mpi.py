@@ -199,10 +199,12 @@ def test_explain(make):
     assert chosen.name == chosen.executor == "mpi"
     found = {candidate.name: candidate for candidate in every}
     executors = [name for name, candidate in found.items() if candidate.choice is None]
-    assert executors == ["ipc", "nccl", "mpi", "staged", "native", "symmetric", "single_copy"]
+    through = ["staged", "native", "symmetric", "single_copy"]
+    assert executors == ["ipc", "nccl", "mpi", "ipc_slots", *through]
     assert found["staged"].can and found["binomial"].can
     for name, words in (
         ("ipc", "MPIDIST_GPU=mpi forces another executor"),
+        ("ipc_slots", "MPIDIST_GPU=mpi forces another executor"),
         ("nccl", "emulated device"),
         ("native", "native is mpi"),
         ("symmetric", "out was not allocated by comm.empty()"),

@@ -14,7 +14,7 @@ from ...schedule.registry import Choice
 from ...selection.names import NCCL
 from ..executor import GpuExecutor
 from ..heap import DeviceHeap
-from ..ipc import why_not as why_not_symmetric
+from ..ipc import is_symmetric
 from .backend import NcclBackend, Ranks
 from .collectives import NcclQueue, why_not
 from .schedules import NcclRounds
@@ -67,7 +67,7 @@ class Nccl(GpuExecutor):
             return self.unavailable
         if isinstance(algorithm, Choice):
             return self._rounds.why_not(call, background)
-        if background and algorithm == "auto" and why_not_symmetric(call, self._heap) is None:
+        if background and algorithm == "auto" and is_symmetric(call, self._heap):
             return "symmetric arrays go through the host in the background"
         return why_not(call)
 

@@ -68,7 +68,8 @@ def test_executors_by_name(by_nccl):
             ("symmetric", "the simulated backend has no shared memory"),
             ("single_copy", "the simulated backend has no shared memory"),
             ("in_place", "the ranks are threads"),
-            ("slots", "its arrays are on a GPU"),
+            ("slots", "the ranks are threads"),
+            ("published", "its arrays are on a GPU"),
         ):
             with pytest.raises(Unsupported, match=f"allreduce '{name}': {words}.*; able .*nccl"):
                 comm.allreduce(x, algorithm=name)

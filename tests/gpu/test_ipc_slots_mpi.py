@@ -1,0 +1,156 @@
+"""Private arrays through slots of memory that GPUs share; the streams are lazy.
+
+So a slot that is written before all ranks have read it gives a wrong result.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpidist import Communicator
+from mpidist.device.find import find_device
+from mpidist.errors import CollectiveMismatch, Unsupported
+from mpidist.gpu import heap, ipc
+from mpidist.operations import OPS, kind_of
+from tests.support import collectives as cases
+from tests.support.gpu_kits import OnDevice
+
+pytestmark = pytest.mark.one_node
+
+
+@pytest.fixture
+def make(comm, emulated_device, monkeypatch):
+    """Makes a communicator whose slots have `nbytes`, and that takes `executor` where it can."""
+    made = []
+
+    def make(nbytes=1 << 20, executor="ipc_slots"):
+        monkeypatch.setenv("MPIDIST_GPU", executor)
+        for module in (heap, ipc):
+            monkeypatch.setattr(module, "SLOT_BYTES", nbytes)
+        made.append(Communicator(comm.backend.split(0, comm.rank), comm.config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.free()
+
+
+def serving(sub):
+    """The names of the executors that serve calls from here on."""
+    names = []
+    sub._service.note = lambda served: names.append(served.executor)
+    return names
+
+
+@pytest.mark.parametrize("nbytes", [256, 2048, 1 << 20])
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_every_collective(make, collective, nbytes):
+    """In one piece, in many, and in place; every root."""
+    sub = make(nbytes)
+    names = serving(sub)
+    for number, n in enumerate([*cases.lengths(sub.size), 4099]):
+        for in_place in (False, True):
+            root = (number + in_place) % sub.size
+            cases.CHECKS[collective](OnDevice(sub), "auto", n, "int64", root, in_place)
+    assert set(names) <= {"ipc_slots", "staged"} and "ipc_slots" in names
+    names.clear()
+    cases.CHECKS[collective](OnDevice(sub), "slots", 33, "float64", 0, False)
+    assert set(names) == {"ipc_slots"}
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16", "float32", "complex128"])
+def test_every_operation(make, dtype):
+    """The bits of the host's slots."""
+    sub, dtype = make(1024), np.dtype(dtype)
+    for n in (1, 700):
+        random = np.random.default_rng(sub.rank + n)
+        host = (random.normal(size=n) * 3).astype(dtype)
+        for name, op in OPS.items():
+            if kind_of(dtype) in op.kinds:
+                expected = sub.allreduce(host, name, algorithm="staged")
+                names = serving(sub)
+                got = sub.allreduce(find_device().array(host), name)
+                assert names == ["ipc_slots"]
+                assert got.get().tobytes() == expected.tobytes(), (name, n)
+
+
+def test_slots_take_turns(make):
+    """Calls follow each other without a wait: on other streams, and among calls of other kinds."""
+    sub, device = make(512), find_device()
+    streams = [0, device.new_stream(), device.new_stream()]
+    there = [device.array(np.full(300, float(sub.rank + k))) for k in range(12)]
+    try:
+        for k, x in enumerate(there):
+            device.use(streams[k % 3])
+            sub.allreduce(x, out=x)
+            if k % 2:
+                sub.barrier()  # calls on the host have the numbers between
+            if k % 3 == 1:
+                sub.broadcast(x, root=k % sub.size)
+        for k, x in enumerate(there):
+            device.use(streams[k % 3])
+            assert (x.get() == sum(range(sub.size)) + k * sub.size).all()
+    finally:
+        device.use(0)
+
+
+def test_symmetric_and_private_arrays(make):
+    """Both meet by the same words."""
+    sub = make(executor="")
+    names = serving(sub)
+    x, y = sub.empty(40_000, "f4", device="cuda"), find_device().array(np.ones(40_000, "f4"))
+    x.set(np.ones(40_000))
+    for _ in range(3):
+        sub.allreduce(x, out=x)
+        sub.allreduce(y, out=y)
+    assert (x.get() == sub.size**3).all() and (y.get() == sub.size**3).all()
+    assert names == ["ipc", "ipc_slots"] * 3
+
+
+def test_what_goes_another_way(make):
+    """Short calls, Python functions, parts of lengths that the others do not know."""
+    sub, device = make(executor=""), find_device()
+    p, names = sub.size, serving(sub)
+    long, short = (device.array(np.full(n, sub.rank + 1.0)) for n in (1 << 15, 4))
+    assert (sub.allreduce(long).get() == cases.total(p)).all()
+    assert (sub.allreduce(short).get() == cases.total(p)).all()
+    sub.allreduce(long, lambda a, b: a + b, commute=True)
+    assert [name for name in names if name in ("ipc_slots", "staged")][:2] == [
+        "ipc_slots",
+        "staged",
+    ]
+    assert names[-1] != "ipc_slots"
+    sends = [(r + sub.rank + 1) * 9000 for r in range(p)]
+    names.clear()
+    sub.alltoall(device.array(np.zeros(sum(sends))), counts=sends)
+    assert "ipc_slots" not in names
+    assert sub.iallreduce(long).wait().get()[0] == cases.total(p)
+    if p > 1:
+        with pytest.raises(CollectiveMismatch, match="ipc_slots"):
+            sub.allreduce(long if sub.rank else device.array(np.ones(1 << 16)))
+    assert (sub.allreduce(long).get() == cases.total(p)).all()
+
+
+def test_where_one_rank_has_no_memory(make, monkeypatch):
+    """The calls are staged from then on, on all ranks."""
+    sub = make()
+    last = sub.size - 1
+
+    def full(*_):
+        raise Unsupported("out of memory")
+
+    x = find_device().array(np.full(100, sub.rank + 1.0))
+    with monkeypatch.context() as patched:
+        if sub.rank == last:
+            patched.setattr(find_device(), "new_shared", full)
+        names = serving(sub)
+        assert (sub.allreduce(x).get() == cases.total(sub.size)).all()
+    assert "ipc_slots" not in names
+    reasons = {one.name: one.why for one in sub.explain("allreduce", 1 << 20, device="cuda")[1]}
+    assert f"on rank {last}: out of memory" in reasons["ipc_slots"]
+
+
+def test_half_precision_by_name(make):
+    sub = make()
+    x = find_device().array(np.ones(100, ml_dtypes.bfloat16))
+    assert (sub.allreduce(x, algorithm="ipc_slots").get().astype("f4") == sub.size).all()
