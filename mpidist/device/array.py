@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +41,12 @@ class DeviceArray:
         """The number of dimensions."""
         return len(self.shape)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The bytes of all elements."""
         return self.size * self.dtype.itemsize
@@ -63,6 +64,8 @@ class DeviceArray:
     def reshape(self, *shape: int) -> DeviceArray:
         """Return the same memory as a flat array; the only shape allowed is -1."""
         assert shape == (-1,)
+        if len(self.shape) == 1:
+            return self
         return replace(self, shape=(self.size,))
 
     def part(self, start: int, stop: int) -> DeviceArray:
