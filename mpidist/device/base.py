@@ -81,7 +81,10 @@ class Device(Protocol):
         """Return the stream on which the caller's library queues work now."""
 
     def new_stream(self) -> int:
-        """Return a new stream, concurrent with the others, that lives as long as this Device."""
+        """Return a new stream, concurrent with the others, until :meth:`release_stream`."""
+
+    def release_stream(self, stream: int) -> None:
+        """Wait on the host for the work of a stream of :meth:`new_stream`, and release it."""
 
     def event(self) -> Event:
         """Return a new event, which is complete until it is recorded."""

@@ -77,7 +77,7 @@ class CudaDevice:
         self.number = runtime.getDevice()
         self._properties = runtime.getDeviceProperties(self.number)
         self._flushes = bool(runtime.deviceGetAttribute(_CAN_FLUSH, self.number))
-        self._streams: list[Any] = []
+        self._streams: dict[int, Any] = {}
 
     @staticmethod
     def why_not() -> str | None:
@@ -137,8 +137,13 @@ class CudaDevice:
     def new_stream(self) -> int:
         """Return a new stream that does not synchronize with the default one."""
         made = cupy.cuda.Stream(non_blocking=True)
-        self._streams.append(made)
+        self._streams[made.ptr] = made
         return made.ptr
+
+    def release_stream(self, stream: int) -> None:
+        """Release a stream of :meth:`new_stream`, which cupy destroys with its last reference."""
+        runtime.streamSynchronize(stream)
+        del self._streams[stream]
 
     def event(self) -> CudaEvent:
         """Return a new event, which does not record times."""

@@ -57,15 +57,15 @@ class GpuExecutors:
         self._heap = DeviceHeap(self.device, rank, size, everyone)
         self.why_no_symmetric_memory = reasons[IPC]
         self._nccl = Nccl(reasons[NCCL], service, everyone, self._heap)
-        staged = HostStaged(service, self.device, self.chunk_bytes)
+        self._staged = HostStaged(service, self.device, self.chunk_bytes)
         libraries = self._nccl, CudaAwareMpi(reasons[MPI], self.device, service)
         through = [e for e in service.executors if e.name not in _NOT_THROUGH]
         executors = [
             Ipc(reasons[IPC], self._heap, service),
             *libraries,
             IpcSlots(reasons[IPC_SLOTS], self._heap, service),
-            Staged(staged),
-            *(Through(staged, e, libraries if e.name == NATIVE else ()) for e in through),
+            Staged(self._staged),
+            *(Through(self._staged, e, libraries if e.name == NATIVE else ()) for e in through),
         ]
         required = {("auto", False): forced} if forced in (IPC, IPC_SLOTS) else {}
         if self.uses_nccl:
@@ -137,3 +137,4 @@ class GpuExecutors:
         """Release all resources; collective."""
         self._nccl.close()
         self._heap.close()
+        self._staged.close()

@@ -174,6 +174,11 @@ class HostStaged:
         arrays = [data for data in (call.x, call.out) if data is not None]
         return sum(data.nbytes for data in arrays)
 
+    def close(self) -> None:
+        """Release the streams, once the results are copied to the GPU."""
+        for stream in (self._inward, self._outward):
+            self.device.release_stream(stream)
+
     # -- ordering -------------------------------------------------------------------------------
 
     def _wait_for_arrays(self, call: Call) -> set[int]:

@@ -129,6 +129,34 @@ def test_on_a_stream_of_ones_own(comm):
         assert (x.get() == 2 * cases.total(comm.size)).all()
 
 
+def test_communicators_leave_no_memory(comm):
+    """Of the GPU, that is: memory of streams, of symmetric arrays, and of their barriers."""
+
+    def free_bytes():
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.cuda.runtime.deviceSynchronize()
+        comm.barrier()
+        found = cupy.cuda.runtime.memGetInfo()[0]
+        comm.barrier()  # no rank allocates while another one reads
+        return found
+
+    found = []
+    for number in range(20):
+        for executor in ("ipc", "staged"):
+            with forced(comm, executor) as sub:
+                try:
+                    x = sub.empty(1000, device="cuda") if executor == "ipc" else cupy.empty(1000)
+                except Unsupported as error:
+                    pytest.skip(f"this executor cannot be here: {error}")
+                x[...] = 1
+                assert (sub.allreduce(x, out=x).get() == sub.size).all()
+                assert (sub.iallreduce(x).wait().get() == sub.size**2).all()
+                del x
+        if number in (2, 19):
+            found.append(free_bytes())
+    assert abs(found[1] - found[0]) <= 4 * MIB, found
+
+
 def test_what_is_refused(comm):
     x = cupy.zeros((4, 4))
     with pytest.raises(InvalidArgument, match="C-contiguous"):

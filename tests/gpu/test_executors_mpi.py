@@ -178,6 +178,21 @@ def foreign_null(device):
     return Null()
 
 
+def test_communicators_leave_no_stream(make, comm):
+    """One in the background too, whose result is copied while the communicator is freed."""
+    device = find_device()
+    before, left = device.streams, []
+    for n in range(3):
+        sub = make("staged", chunk=16)
+        works = [sub.iallreduce(device.array(np.full(9, sub.rank + 1.0))) for _ in range(n)]
+        assert (sub.allreduce(device.array(np.ones(9))).get() == sub.size).all()
+        assert len(device.streams) > len(before)
+        sub.free()
+        left.append(device.streams)
+        assert all((work.wait().get() == cases.total(sub.size)).all() for work in works)
+    assert left == 3 * [before]
+
+
 def test_what_cannot_be(make, comm):
     """An executor that this library cannot serve is refused on every rank, before any data move."""
     sub, device = make("mpi", MPIDIST_GPU_AWARE="0"), find_device()

@@ -337,6 +337,7 @@ class EmulatedDevice(Shared):
     def __init__(self, number: int | None = None) -> None:
         self.number = number or 0
         self._streams: dict[int, Stream] = {0: Stream()}
+        self._last_stream = 0
         super().__init__()
         self._current = 0
         self._extents: dict[int, int] = {}
@@ -439,9 +440,19 @@ class EmulatedDevice(Shared):
 
     def new_stream(self) -> int:
         """Return a new stream."""
-        number = len(self._streams)
-        self._streams[number] = Stream()
-        return number
+        self._last_stream += 1
+        self._streams[self._last_stream] = Stream()
+        return self._last_stream
+
+    def release_stream(self, stream: int) -> None:
+        """Run the work queued on a stream, which no later call may name."""
+        self.synchronize(stream)
+        del self._streams[stream]
+
+    @property
+    def streams(self) -> list[int]:
+        """The streams that were not released, the default one first."""
+        return list(self._streams)
 
     def event(self) -> EmulatedEvent:
         """Return a new event."""

@@ -106,6 +106,9 @@ class NcclQueue:
         """Wait for the queued calls, each until its deadline, and destroy NCCL; collective."""
         self.watch.finish()
         self.backend.close()
+        if self._side_stream is not None:
+            self.device.release_stream(self._side_stream)
+            self._side_stream = None
 
     # -- ordering of streams --------------------------------------------------------------------
 

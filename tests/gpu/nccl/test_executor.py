@@ -136,6 +136,18 @@ def test_gradients_by_nccl(by_nccl):
     by_nccl(2, check)
 
 
+def test_streams_end_with_the_communicator(by_nccl):
+    def check(comm, library):
+        device = find_device()
+        before = device.streams
+        comm.iallreduce(device.array(np.ones(3))).wait()
+        assert len(device.streams) == len(before) + 3  # two of the staged executor
+        comm.free()
+        assert device.streams == before
+
+    by_nccl(2, check)
+
+
 def test_symmetric_arrays_in_the_background(emulated_device):
     """By "auto" they go through the host, by "native" to NCCL; private ones to NCCL."""
     device, alone = find_device(), lambda value: [value]
