@@ -77,6 +77,12 @@ class Device(Protocol):
     def pinned(self, nbytes: int) -> np.ndarray:
         """Return `nbytes` bytes of pinned (page-locked) host memory."""
 
+    def page_lock(self, memory: np.ndarray) -> None:
+        """Page-lock host memory, so that :meth:`copy` takes its addresses; else Unsupported."""
+
+    def page_unlock(self, memory: np.ndarray) -> None:
+        """Undo :meth:`page_lock`; no copy of the memory may be queued any more."""
+
     def current_stream(self) -> int:
         """Return the stream on which the caller's library queues work now."""
 

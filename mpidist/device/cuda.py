@@ -130,6 +130,17 @@ class CudaDevice:
         """Return `nbytes` bytes of page-locked host memory."""
         return cupyx.empty_pinned(nbytes, np.uint8)
 
+    def page_lock(self, memory: np.ndarray) -> None:
+        """Page-lock host memory, also memory that other processes map."""
+        try:
+            runtime.hostRegister(memory.__array_interface__["data"][0], memory.nbytes, 0)
+        except runtime.CUDARuntimeError as error:
+            raise Unsupported(f"cannot page-lock {memory.nbytes} bytes: {error}") from None
+
+    def page_unlock(self, memory: np.ndarray) -> None:
+        """Undo :meth:`page_lock`."""
+        runtime.hostUnregister(memory.__array_interface__["data"][0])
+
     def current_stream(self) -> int:
         """Return cupy's current stream; 1 for the default one, as in the CUDA Array Interface."""
         return cupy.cuda.get_current_stream().ptr or runtime.streamLegacy

@@ -3,14 +3,20 @@
 Nothing here has run on a GPU; that is what test_executors_cuda.py is for.
 """
 
+import gc
 import os
+import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from mpidist import Communicator
+from mpidist.backends import memory_file
+from mpidist.calls.arrays import owner
+from mpidist.calls.call import Call
 from mpidist.device.find import find_device
+from mpidist.device.recognise import as_device_array
 from mpidist.errors import (
     CollectiveMismatch,
     ConfigError,
@@ -19,7 +25,8 @@ from mpidist.errors import (
     UnsupportedDtype,
 )
 from mpidist.gpu.executors import CLASSES, NAMES
-from mpidist.operations import OPS, kind_of
+from mpidist.gpu.staged import HostStaged
+from mpidist.operations import OPS, find_op, kind_of
 from tests.support import collectives as cases
 from tests.support.gpu_kits import OnDevice
 
@@ -69,6 +76,174 @@ def test_every_collective(make, collective, executor):
         cases.CHECKS[collective](OnDevice(sub), name, n, "float64", 0, in_place)
     movement = collective in CLASSES["movement"]
     assert taken(sub, collective) == (executor if movement else "staged")
+
+
+# -- the memory of the chunks
+
+
+@pytest.fixture
+def places(monkeypatch):
+    """Gives the list of where the host arrays of a communicator's calls are from here on."""
+
+    def places(sub):
+        service, found = sub._service, []
+        serve, heap = service.serve, service.heap
+
+        def spied(prepared, *arguments, **options):
+            call = prepared.call
+            if not call.on_device:
+                data = {"x": call.x, "out": call.out}
+                at = {k: heap.find(v) for k, v in data.items() if v is not None}
+                found.append({k: None if v is None else v.key for k, v in at.items()})
+            return serve(prepared, *arguments, **options)
+
+        monkeypatch.setattr(service, "serve", spied)
+        return found
+
+    return places
+
+
+def by_argument(places):
+    """Give the set of places of each argument."""
+    return {k: {each[k] for each in places if k in each} for k in ("x", "out")}
+
+
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_chunks_are_symmetric(make, places, collective):
+    """Each is at one place on all ranks, and served there, where that is the rule."""
+    sub = make("staged", chunk=4096)
+    found, served = places(sub), []
+    sub._service.note = lambda each: served.append((each.executor, each.nbytes > 4096))
+    for root, in_place in ((sub.size - 1, False), (0, True)):
+        cases.CHECKS[collective](OnDevice(sub), "auto", 3001, "int64", root, in_place)
+    sub._service.note = None
+    every = sub.allgather_object(found)
+    assert len({len(each) for each in every}) == 1 and len(found) >= 2 * 6
+    for ours in zip(*every):  # the same call on all ranks
+        for argument, where in by_argument(ours).items():
+            assert None not in where and len(where) <= 1, (argument, where)
+    if collective not in ("gather", "scatter"):  # of which only long ones are
+        assert set(served) == {("staged", True), ("symmetric", False)}
+    assert len(find_device().locked) == 1
+
+
+@pytest.mark.parametrize("full", ["memory", "locks"])
+def test_chunks_are_private_if_one_rank_cannot(make, places, monkeypatch, full):
+    """Symmetric memory was refused on one rank: the buffers of all are private from then on."""
+    sub, device = make("staged", chunk=2 << 20), find_device()
+    create, asked = memory_file.create, []
+
+    def refuse(nbytes, purpose, kind=memory_file.KINDS[0]):
+        if nbytes > (16 << 20) * sub.size:
+            asked.append(nbytes)
+            raise MemoryError("this node is full")
+        return create(nbytes, purpose, kind)
+
+    def refuse_lock(memory):
+        asked.append(memory.nbytes)
+        raise Unsupported("no more pages can be locked")
+
+    if full == "memory":
+        monkeypatch.setattr(memory_file, "create", refuse)
+    elif sub.rank == sub.size - 1:
+        monkeypatch.setattr(device, "page_lock", refuse_lock)
+    found = places(sub)
+    for n in (5, 3001, 300_001):
+        for collective in ("allreduce", "gather", "alltoall"):
+            cases.CHECKS[collective](OnDevice(sub), "auto", n, "int64", 0, False)
+    assert set().union(*by_argument(found).values()) == {None} and not device.locked
+    assert len(asked) <= len(memory_file.KINDS)  # in the first call only
+    assert any(sub.allgather_object(bool(asked)))
+    x = sub.empty(3)  # the user's own is numbered alike
+    assert len(set(sub.allgather_object(sub._service.heap.key(x)))) == 1
+
+
+def test_chunks_that_do_not_fit(make, places):
+    """An element for each rank is longer than a chunk, on all ranks; an uneven alltoall is one."""
+    sub, device = make("staged", chunk=64), find_device()
+    found = places(sub)
+    x = np.full(3, sub.rank + 1, "S5000")
+    assert (sub.allgather(device.array(x)).get() == sub.allgather(x)).all()
+    assert {None} == set().union(*by_argument(found[:3]).values())
+    del found[:]
+    sends = [2000 * (1 + (r == sub.rank)) for r in range(sub.size)]
+    got = sub.alltoall(device.array(np.full(sum(sends), sub.rank)), counts=sends)
+    expected = [np.full(2000 * (1 + (r == sub.rank)), r) for r in range(sub.size)]
+    assert (got.get() == np.concatenate(expected)).all()
+    assert found[-1] == {"x": None, "out": None}
+    del found[:]
+    assert (sub.allreduce(device.array(np.ones(9))).get() == sub.size).all()
+    assert None not in set().union(*by_argument(found).values())
+
+
+def test_shared_memory_ends_with_the_communicator(make):
+    """It is unlocked and unmapped, after the copies from it that were queued."""
+    sub, device = make("staged", chunk=16), find_device()
+    x = device.array(np.full(9, sub.rank + 1.0))
+    sub.allreduce(x, out=x)  # not read here: copies of results are queued
+    memory = weakref.ref(owner(sub.gpu._staged._locked))
+    sub.free()
+    assert not device.locked
+    assert memory() is None
+    assert (x.get() == cases.total(sub.size)).all()
+
+
+def test_shared_memory_that_nobody_closed(make):
+    """It is unlocked with the last reference to it, as of a communicator that nobody freed."""
+    sub, device = make("staged"), find_device()
+    staged = HostStaged(sub.gpu._service, device, 16)
+    x = device.array(np.full(9, sub.rank + 1.0))
+    data = as_device_array(x, sub.rank)
+    place = sub.rank, sub.size, 0
+    call = Call("allreduce", *place, data.dtype, data, data, find_op("sum"), in_place=True)
+    staged.serve(call, "auto")
+    assert len(device.locked) == 1
+    del staged
+    gc.collect()
+    assert not device.locked
+    assert (x.get() == cases.total(sub.size)).all()
+
+
+def test_no_shared_memory_without_a_staged_call(make):
+    """Nor for one in the background, which has memory of its own."""
+    sub, device = make("mpi"), find_device()
+    x = device.array(np.ones(9))
+    assert (sub.broadcast(x).get() == 1).all()
+    assert (sub.iallreduce(x).wait().get() == sub.size).all()
+    assert not device.locked
+    assert (sub.allreduce(x).get() == sub.size).all()
+    assert device.locked
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_mismatch_is_named(make, comm, warm):
+    """Of the first staged call, which takes the memory, and of a later one; with a host's too."""
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    device = find_device()
+    there, last = device.array(np.ones(3)), comm.size - 1
+    for other, words in (
+        (lambda sub: sub.allreduce(there, "max"), "allreduce op=(sum|max) 3 x float64"),
+        (lambda sub: sub.allgather(there), "(allreduce op=sum 3|allgather [0-9]+) x float64"),
+        (lambda sub: sub.allreduce(np.ones(3)), "allreduce op=sum 3 x float64"),
+    ):
+        sub = make("staged")
+        assert (sub.allreduce(there).get() == sub.size).all() if warm else sub.gpu
+        with pytest.raises(CollectiveMismatch, match=words):
+            sub.allreduce(there) if sub.rank < last else other(sub)
+        comm.barrier()
+
+
+@pytest.mark.parametrize("collective", list(cases.CHECKS))
+def test_several_nodes(nodes, places, emulated_device, monkeypatch, collective):
+    """Of each node's own memory, at one place on all."""
+    monkeypatch.setenv("MPIDIST_GPU", "staged")
+    monkeypatch.setenv("MPIDIST_GPU_CHUNK_BYTES", "4096")
+    found = places(nodes)
+    for n in (1, 3001):
+        cases.CHECKS[collective](OnDevice(nodes), "auto", n, "int64", nodes.size - 1, n == 1)
+    every = [set().union(*by_argument(each).values()) for each in nodes.allgather_object(found)]
+    assert None not in set().union(*every)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -329,6 +329,8 @@ class EmulatedDevice(Shared):
         Devices of the host, which CUDA_VISIBLE_DEVICES selects; by default one for each process.
     copied : int
         Bytes of all queued copies, for tests.
+    locked : dict of int to int
+        Bytes of page-locked host memory by its address, for tests.
     """
 
     name, emulated, nccl = "emulated", True, False
@@ -343,6 +345,7 @@ class EmulatedDevice(Shared):
         self._extents: dict[int, int] = {}
         self._memories: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
         self.copied = 0
+        self.locked: dict[int, int] = {}
 
     def describe(self) -> str:
         """Return a name that says that the device is emulated."""
@@ -428,6 +431,14 @@ class EmulatedDevice(Shared):
     def pinned(self, nbytes: int) -> np.ndarray:
         """Return ordinary host memory, which needs no page-locking here."""
         return np.full(nbytes, 0x5A, np.uint8)
+
+    def page_lock(self, memory: np.ndarray) -> None:
+        """Record host memory in `locked`."""
+        self.locked[memory.__array_interface__["data"][0]] = memory.nbytes
+
+    def page_unlock(self, memory: np.ndarray) -> None:
+        """Forget recorded host memory."""
+        del self.locked[memory.__array_interface__["data"][0]]
 
     def current_stream(self) -> int:
         """Return the stream selected by :meth:`use`."""
