@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..gpu.ipc import NEEDS
 from ..measure import busbw
 from ..selection.names import IPC, IPC_SLOTS, STAGED
 from .machine import make_header
-from .race import Contender, medians, nothing, race
+from .race import Contender, medians, race
 from .results import Refusal, Results, Row
 
 COPIES = 5  # measurements of a copy; their median counts
@@ -110,32 +111,12 @@ def measure_copies(comm: Communicator, nbytes: int) -> Copies:
     there, stream = host.__array_interface__["data"][0], device.current_stream()
 
     def copying(target: int, source: int) -> Contender:
-        return until_idle("copy", lambda: device.copy(target, source, nbytes, stream), stream)
+        return Contender("copy", partial(device.copy, target, source, nbytes, stream), warm=1)
 
-    pairs = (b, a), (there, a), (a, there)
-    seconds = medians(race(comm, [copying(*pair) for pair in pairs], COPIES))
+    contenders = [copying(*pair) for pair in ((b, a), (there, a), (a, there))]
+    seconds = medians(race(comm, contenders, COPIES, partial(device.synchronize, stream)))
     speeds = [comm.size * nbytes / each for each in seconds]
     return Copies(2 * speeds[0], *speeds[1:])
-
-
-def until_idle(
-    name: str,
-    act: Callable[[], object],
-    stream: int,
-    prepare: Callable[[], object] = nothing,
-) -> Contender:
-    """Return a contender whose `act` starts work on a CUDA stream: timed until that is idle."""
-    device = find_device()
-
-    def begin() -> None:
-        prepare()
-        device.synchronize(stream)
-
-    def finish() -> None:
-        act()
-        device.synchronize(stream)
-
-    return Contender(name, finish, begin, warm=1)
 
 
 GPU_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
@@ -209,9 +190,10 @@ def _row(
     if executor not in case.taken:
         case.free()
         return Refusal(collective, executor, nbytes, f"{executor} does not serve {collective}")
-    stream = find_device().current_stream()
-    contender = until_idle(executor, case.call, stream, case.fill)
-    (seconds,) = medians(race(comm, [contender], iterations))
+    device = find_device()
+    contender = Contender(executor, case.call, case.fill, warm=1)
+    wait = partial(device.synchronize, device.current_stream())
+    (seconds,) = medians(race(comm, [contender], iterations, wait))
     row = Row(collective, executor, comm.size, 1e6 * seconds, bytes=nbytes, dtype=dtype.name)
     row.correct = bool(comm.allreduce(np.array([case.correct()]), "and")[0])
     row.busbw_gbs = busbw(collective, nbytes, seconds, comm.size)

@@ -32,6 +32,10 @@ def nothing() -> None:
     """Do nothing."""
 
 
+Wait = Callable[[], object]
+"""Waits until a device has done the work of the calls before; on the host that is nothing."""
+
+
 @dataclass
 class Contender:
     """What a race calls in each iteration, in a block of calls that is timed at once."""
@@ -54,20 +58,22 @@ class Contender:
             self.act()
             done += 1
 
-    def block(self) -> float:
-        """Make the calls of a block; return this rank's mean seconds of a call."""
+    def block(self, wait: Wait = nothing) -> float:
+        """Make the calls of a block, and `wait`; return this rank's mean seconds of a call."""
         begun = perf_counter()
         for _ in range(self.calls):
             self.act()
+        wait()
         return (perf_counter() - begun) / self.calls
 
-    def measure(self, comm: Communicator) -> float:
+    def measure(self, comm: Communicator, wait: Wait = nothing) -> float:
         """Prepare, and time a block from a barrier on; return this rank's seconds; collective."""
         self.prepare()
         for _ in range(self.untimed):
             self.act()
+        wait()
         comm.barrier()
-        return self.block()
+        return self.block(wait)
 
 
 T = TypeVar("T")
@@ -87,10 +93,13 @@ def in_turn(
     return [figures[k] for k in range(len(contenders))]
 
 
-def race(comm: Communicator, contenders: Sequence[Contender], iterations: int) -> np.ndarray:
+def race(
+    comm: Communicator, contenders: Sequence[Contender], iterations: int, wait: Wait = nothing
+) -> np.ndarray:
     """Warm up, and time each contender once in each iteration; collective.
 
-    Return the slowest rank's seconds of a call: lines are iterations, columns are contenders.
+    `wait` is called before each block, and at its end, within its time.  Return the slowest rank's
+    seconds of a call: lines are iterations, columns are contenders.
     """
     for contender in contenders:
         contender.warm_up()
@@ -98,7 +107,7 @@ def race(comm: Communicator, contenders: Sequence[Contender], iterations: int) -
     names = ", ".join(contender.name for contender in contenders)
     for k in range(iterations):
         advance(f"step {k + 1} of {iterations}: {names}", k + 1, iterations)
-        times[k] = np.ravel(in_turn(contenders, k, lambda c: (c.measure(comm),)))
+        times[k] = np.ravel(in_turn(contenders, k, lambda c: (c.measure(comm, wait),)))
     # Once, after the loop: within it, the exchange would fill caches before the next call.
     return comm.allreduce(times, "max")
 
@@ -109,13 +118,17 @@ def medians(times: np.ndarray) -> list[float]:
 
 
 def rows(
-    comm: Communicator, work: str, contenders: Sequence[Contender], iterations: int
+    comm: Communicator,
+    work: str,
+    contenders: Sequence[Contender],
+    iterations: int,
+    wait: Wait = nothing,
 ) -> list[Row]:
     """Race contenders; return a row of the median time for each; collective.
 
-    A ratio is the first contender's time divided by the row's.
+    A ratio is the first contender's time divided by the row's; for `wait` see :func:`race`.
     """
-    every = medians(race(comm, contenders, iterations))
+    every = medians(race(comm, contenders, iterations, wait))
     return [
         Row(work, contender.name, comm.size, 1e6 * seconds, every[0] / seconds)
         for contender, seconds in zip(contenders, every, strict=True)

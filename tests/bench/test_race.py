@@ -46,7 +46,7 @@ def test_in_turn_every_order_of_neighbours():
 def test_race_is_of_the_slowest_rank(comm):
     """One sleeps on the last rank alone: all ranks have its time."""
     slow = Contender("slow", races.nothing, warm=1)
-    slow.block = lambda: float(comm.rank)
+    slow.block = lambda wait: float(comm.rank)
     quick = Contender("quick", races.nothing)
     times = race(comm, [slow, quick], 4)
     assert times.shape == (4, 2) and (times[:, 0] == comm.size - 1).all()
@@ -60,6 +60,14 @@ def test_contender_block_is_the_mean_of_its_calls(monkeypatch):
     comm = SimpleNamespace(barrier=clock.takes(7.0, "barrier"))
     assert one.measure(comm) == 2.0
     assert clock.done == ["prepare", "act", "act", "barrier", "act", "act", "act"]
+
+
+def test_contender_waits_before_the_barrier_and_before_the_clock_is_read(monkeypatch):
+    clock = Clock(monkeypatch)
+    one = Contender("a", clock.takes(2.0, "act"), clock.takes(5.0, "prepare"), untimed=1, calls=3)
+    comm = SimpleNamespace(barrier=clock.takes(7.0, "barrier"))
+    assert one.measure(comm, clock.takes(6.0, "wait")) == (3 * 2.0 + 6.0) / 3
+    assert clock.done == ["prepare", "act", "wait", "barrier", "act", "act", "act", "wait"]
 
 
 @pytest.mark.parametrize(
