@@ -67,7 +67,7 @@ class Refusal:
 
     work: str
     candidate: str
-    bytes: int
+    bytes: int | None  # of the whole buffer of a collective; None for other work
     reason: str
     memory: str = PRIVATE
 
@@ -208,7 +208,7 @@ def _checked(found: _Document) -> Results:
         for name in _FIGURES.keys() & row.figures:
             typed(row.figures[name], _FIGURES[name], f"{path}.figures.{name}")
     for number, refusal in enumerate(found.unsupported):
-        if refusal.bytes < 0:
+        if (refusal.bytes or 0) < 0:
             raise TypeError(f"unsupported[{number}].bytes is {refusal.bytes}: expected >= 0")
     for name in _HEADER.keys() & found.header:
         typed(found.header[name], _HEADER[name], f"header.{name}")
@@ -347,25 +347,28 @@ def tables(results: Results) -> list[Table]:
         return _scaling_tables(results)
     made = []
     works = [row.work if row.bytes is not None else "" for row in results.rows]
-    refused = [refusal.work for refusal in results.unsupported]
+    refused = [one.work if one.bytes is not None else "" for one in results.unsupported]
     for work in dict.fromkeys([*works, *refused]):
         rows = [row for row, name in zip(results.rows, works) if name == work]
         if rows:
             made.append(_table(_heading(rows[0]) if work else "", rows, columns(results)))
-        lines = [
-            Line([one.candidate, one.memory, round_size(one.bytes), one.reason])
-            for one in results.unsupported
-            if one.work == work
-        ]
-        if lines:
-            heads = [
-                Column.names("not measured"),
-                Column.names("memory"),
-                Column.numbers("bytes"),
-                Column("reason"),
-            ]
-            made.append(Table("", heads, lines))
+        missing = [one for one, name in zip(results.unsupported, refused) if name == work]
+        if missing:
+            made.append(_refusals(missing))
     return made
+
+
+def _refusals(missing: Sequence[Refusal]) -> Table:
+    every: dict[Column, Callable[[Refusal], str]] = {
+        Column("work"): lambda one: one.work if one.bytes is None else "",
+        Column.names("not measured"): lambda one: one.candidate,
+        Column.names("memory"): lambda one: "" if one.bytes is None else one.memory,
+        Column.numbers("bytes"): lambda one: "" if one.bytes is None else round_size(one.bytes),
+        Column("reason"): lambda one: one.reason,
+    }
+    shown = {column: text for column, text in every.items() if any(map(text, missing))}
+    lines = [Line([text(one) for text in shown.values()]) for one in missing]
+    return Table("", list(shown), lines)
 
 
 def _heading(row: Row) -> str:

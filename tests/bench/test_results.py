@@ -52,7 +52,18 @@ def test_empty_columns_are_left_out():
     assert first.heading == "allreduce, 2 ranks, float32, sum"
     assert [line.style for line in first.lines] == ["fastest", "", "wrong"]
     assert [line.starts_group for line in first.lines] == [True, False, True]
+    assert second.heads == ["not measured", "memory", "bytes", "reason"]
     assert second.lines[0].cells == ["chain", "private", "8", "too slow"]
+
+
+def test_a_refusal_of_work_without_a_size_is_below_the_rows_of_such_work():
+    refused = [Refusal("step of b", "gloo", None, "no CUDA tensors")]
+    results = Results({}, [step("step of a", "none", 10)], refused)
+    first, second = tables(results)
+    assert [line.cells[0] for line in first.lines] == ["step of a"]
+    assert second.heads == ["work", "not measured", "reason"]
+    assert second.lines[0].cells == ["step of b", "gloo", "no CUDA tensors"]
+    assert Results.from_json(results.to_json()).unsupported == refused
 
 
 def test_a_file_has_the_decimal_points_of_a_column_in_one_place(capsys):
