@@ -19,6 +19,7 @@ from ..gpu.executors import CLASSES, NAMES, VARIABLE
 from ..gpu.ipc import NEEDS
 from ..measure import busbw
 from ..selection.names import IPC, IPC_SLOTS, STAGED
+from .device import name_gpus
 from .machine import make_header
 from .race import Contender, medians, race
 from .results import Refusal, Results, Row
@@ -238,14 +239,12 @@ def measure_gpu(
         comm.use_gpu()
     except Unsupported as error:
         raise Unsupported(f"bench gpu needs cupy, and a GPU for each rank: {error}") from None
-    device = find_device()
     copies = measure_copies(comm, max(*sizes, 1 << 20))
     results = measure_executors(
         comm, tuple(collectives) or GPU_COLLECTIVES, sizes, dtype, iterations, copies
     )
-    gpus = comm.allgather_object(f"{device.describe()} {device.identity()}")
-    results.header = {**make_header(comm), "gpus": gpus, "copies": asdict(copies)}
-    results.notes = [f"rank {rank}: {gpu}" for rank, gpu in enumerate(gpus)]
+    results.header = {**make_header(comm), "copies": asdict(copies)}
+    name_gpus(comm, results)
     results.notes.append(
         f"copies of all ranks at once: {copies.on_device / 1e9:.1f} GB/s read and written on GPUs, "
         f"{copies.to_host / 1e9:.1f} to the host, {copies.from_host / 1e9:.1f} from it; % of "

@@ -33,8 +33,9 @@ class Language(nn.Module):
         Their shape is (batch, length, words) if the model is causal, else (batch, 2).
         """
         length = x.shape[1]
-        y = self.words(x) + self.places(torch.arange(length))
-        mask = nn.Transformer.generate_square_subsequent_mask(length) if self.causal else None
+        y = self.words(x) + self.places(torch.arange(length, device=x.device))
+        square = nn.Transformer.generate_square_subsequent_mask
+        mask = square(length, device=x.device) if self.causal else None
         y = self.blocks(y, mask, is_causal=self.causal)
         return self.head(y if self.causal else y[:, 0])
 

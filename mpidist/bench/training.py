@@ -16,6 +16,7 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats, autotune
+from .device import HOST, filled, until_idle, use_device
 from .machine import make_header
 from .race import Contender, race, rows
 from .results import Results, Row
@@ -31,10 +32,10 @@ NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 class BareArrays:
     """A module without layers: arrays of the given lengths, each with a gradient of ones."""
 
-    def __init__(self, sizes: Sequence[int]):
-        self._arrays = [Parameter(np.zeros(size, np.float32)) for size in sizes]
+    def __init__(self, sizes: Sequence[int], device: str = HOST):
+        self._arrays = [Parameter(filled(device, (size,), 0, np.float32)) for size in sizes]
         for p in self._arrays:
-            p.grad = np.ones(p.data.size, np.float32)
+            p.grad = filled(device, p.data.shape, 1, np.float32)
 
     def parameters(self) -> list[Parameter]:
         """Return the arrays as parameters, in the order of their lengths given."""
@@ -42,13 +43,17 @@ class BareArrays:
 
 
 def communication(
-    comm: Communicator, rounds: int, count: int = 240, elements: int = 1000
+    comm: Communicator,
+    rounds: int,
+    count: int = 240,
+    elements: int = 1000,
+    device: str = HOST,
 ) -> list[Row]:
     """Time the averaging of `count` gradients, `rounds` times each: in buckets, and one by one.
 
-    Each gradient has `elements` float32.
+    Each gradient has `elements` float32, on the device.
     """
-    ours, theirs = BareArrays([elements] * count), BareArrays([elements] * count)
+    ours, theirs = (BareArrays([elements] * count, device) for _ in range(2))
     model = DDP(ours, comm, overlap="none")
 
     def one_by_one() -> None:
@@ -60,7 +65,7 @@ def communication(
         Contender("one allreduce per parameter", one_by_one),
     ]
     work = f"communication, {count} gradients of {elements} float32"
-    return rows(comm, work, contenders, rounds)
+    return rows(comm, work, contenders, rounds, until_idle(device))
 
 
 def stepping(name: str, step: Callable[[], object], model: DDP) -> Contender:
@@ -157,7 +162,7 @@ SAMPLES, DEPTH = 32, 4  # of each rank in a step; layers of the MLPs
 BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
 
 
-def mlp(width: int, seed: int = 0, last: bool = True) -> torch.nn.Module:
+def mlp(width: int, seed: int = 0, last: bool = True, device: str = HOST) -> torch.nn.Module:
     """Return an MLP: 4 layers of `width`² weights, and 10 classes if it has the `last` layer."""
     import torch
 
@@ -167,7 +172,7 @@ def mlp(width: int, seed: int = 0, last: bool = True) -> torch.nn.Module:
         layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
     if last:
         layers.append(torch.nn.Linear(width, 10))
-    return torch.nn.Sequential(*layers)
+    return torch.nn.Sequential(*layers).to(device)
 
 
 def width_for(millions: float) -> int:
@@ -181,15 +186,19 @@ def sgd_step(
     width: int,
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
+    device: str = HOST,
 ) -> Callable[[], None]:
     """Return a function that runs one SGD step of `model`, with `sync()` before the update.
 
-    The batch is random: `samples` inputs of `width` numbers.
+    The batch is random: `samples` inputs of `width` numbers, on the model's `device`.
     """
     import torch
 
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    x, labels = torch.randn(samples, width), torch.randint(10, (samples,))
+    x, labels = (
+        torch.randn(samples, width, device=device),
+        torch.randint(10, (samples,), device=device),
+    )
 
     def step() -> None:
         torch.nn.functional.cross_entropy(model(x), labels).backward()
@@ -206,42 +215,48 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
     def sync() -> None:
         for p in net.parameters():
             assert p.grad is not None
-            flat = p.grad.numpy()
-            comm.allreduce(flat, op="mean", out=flat)
+            comm.allreduce(p.grad, op="mean", out=p.grad)
 
     return sync
 
 
-def mlp_steps(comm: Communicator, rounds: int, width: int) -> tuple[list[Row], Stats]:
+def mlp_steps(
+    comm: Communicator, rounds: int, width: int, device: str = HOST
+) -> tuple[list[Row], Stats]:
     """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
     import torch
 
     from .torch import process_groups, threads
 
-    net, bare, each = mlp(width), mlp(width), mlp(width)
+    wait = until_idle(device)
+    net, bare, each = (mlp(width, device=device) for _ in range(3))
     count = sum(p.numel() for p in net.parameters())
+    step = partial(sgd_step, width=width, device=device)
     with threads(comm):
         model = DDP(net, comm)
         contenders = [
-            stepping(OUR_DDP, sgd_step(model, net.parameters(), width), model),
-            Contender("no communication", sgd_step(bare, bare.parameters(), width)),
+            stepping(OUR_DDP, step(model, net.parameters()), model),
+            Contender("no communication", step(bare, bare.parameters())),
         ]
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
-            return rows(comm, work, contenders, rounds), model.stats()
+            return rows(comm, work, contenders, rounds, wait), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
-        contenders.append(Contender(name, sgd_step(each, each.parameters(), width, sync)))
+        contenders.append(Contender(name, step(each, each.parameters(), sync=sync)))
         with process_groups(comm) as (_, gloo):
-            theirs = torch.nn.parallel.DistributedDataParallel(mlp(width), process_group=gloo)
+            wrap = torch.nn.parallel.DistributedDataParallel
+            theirs = wrap(mlp(width, device=device), process_group=gloo)
             name = "torch DDP over gloo"
-            contenders.append(Contender(name, sgd_step(theirs, theirs.parameters(), width)))
-            found = rows(comm, work, contenders, rounds)
+            contenders.append(Contender(name, step(theirs, theirs.parameters())))
+            found = rows(comm, work, contenders, rounds, wait)
             del theirs, contenders
     return found, model.stats()
 
 
-def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], Stats]:
+def model_steps(
+    comm: Communicator, rounds: int, name: str, device: str = HOST
+) -> tuple[list[Row], Stats]:
     """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
 
     `name` is a model of :data:`mpidist.bench.models.MODELS`.
@@ -253,7 +268,8 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
 
     def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
         torch.manual_seed(0)
-        net, loss = MODELS[name]()
+        with torch.device(device):
+            net, loss = MODELS[name]()
         model, optimizer = wrap(net), torch.optim.AdamW(net.parameters())
 
         def act() -> None:
@@ -263,6 +279,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
 
         return act, model
 
+    wait = until_idle(device)
     with threads(comm):
         ours, model = step(lambda net: DDP(net, comm))
         bare, net = step(lambda net: net)
@@ -273,7 +290,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
             Contender("no communication", bare),
         ]
         if comm.size == 1:
-            return rows(comm, work, contenders, rounds), model.stats()
+            return rows(comm, work, contenders, rounds, wait), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
             unused = {"find_unused_parameters": True} if name == "moe" else {}
             for backend, group, views in (
@@ -291,7 +308,7 @@ def model_steps(comm: Communicator, rounds: int, name: str) -> tuple[list[Row], 
                 )[0]
                 label = f"torch DDP over {backend}" + ", views" * views
                 contenders.append(Contender(label, theirs))
-            found = rows(comm, work, contenders, rounds)
+            found = rows(comm, work, contenders, rounds, wait)
             del theirs, contenders
     return found, model.stats()
 
@@ -315,33 +332,37 @@ def ranks_have(comm: Communicator, *modules: str) -> bool:
     return from_rank_0(comm, lambda: all(map(importlib.util.find_spec, modules)), "importing")
 
 
-def measure_steps(comm: Communicator, iterations: int, millions: Sequence[float]) -> Results:
+def measure_steps(
+    comm: Communicator, iterations: int, millions: Sequence[float], device: str = HOST
+) -> Results:
     """Measure training steps of MLPs, and averaging of small gradients; collective.
 
     There are `iterations` timed steps of each kind, and an MLP for each number of `millions` of
-    parameters.
+    parameters; all of them on the `device`, "cpu" or "cuda".
     """
     has_torch = ranks_have(comm, "torch")
-    results = _results(comm, has_torch)
+    results = _results(comm, has_torch, device)
     if has_torch:
         for count in millions:
-            _add(results, *mlp_steps(comm, iterations, width_for(count)))
+            _add(results, *mlp_steps(comm, iterations, width_for(count), device))
     if comm.size > 1:
-        results.rows += communication(comm, iterations)
+        results.rows += communication(comm, iterations, device=device)
     return results
 
 
-def measure_models(comm: Communicator, iterations: int, names: Sequence[str]) -> Results:
+def measure_models(
+    comm: Communicator, iterations: int, names: Sequence[str], device: str = HOST
+) -> Results:
     """Measure training steps of real models by several candidates; collective.
 
     `names` are of :data:`mpidist.bench.models.MODELS`; there are `iterations` timed steps of each
-    kind.
+    kind, on the `device`, "cpu" or "cuda".
     """
     has_torch = ranks_have(comm, "torch")
-    results = _results(comm, has_torch)
+    results = _results(comm, has_torch, device)
     if has_torch:
         for name in names:
-            _add(results, *model_steps(comm, iterations, name))
+            _add(results, *model_steps(comm, iterations, name, device))
     return results
 
 
@@ -364,15 +385,18 @@ def measure_overlap(comm: Communicator, iterations: int) -> Results:
     return results
 
 
-def _results(comm: Communicator, has_torch: bool) -> Results:
+def _results(comm: Communicator, has_torch: bool, device: str = HOST) -> Results:
     header = make_header(comm, *["torch"] * has_torch)
     notes = [] if has_torch else [NO_TORCH]
-    return Results(header, benchmark="ddp", reference=REFERENCE, notes=notes)
+    results = Results(header, benchmark="ddp", reference=REFERENCE, notes=notes)
+    use_device(comm, device, results)
+    return results
 
 
 def _add(results: Results, found: list[Row], stats: Stats) -> None:
     results.rows += found
-    results.notes.append(f"{found[0].work}: {describe_stats(stats)}")
+    clock = ", all by the host's clock" if "gpus" in results.header else ""
+    results.notes.append(f"{found[0].work}: {describe_stats(stats)}{clock}")
 
 
 def describe_stats(stats: Stats) -> str:

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 plot_option = click.option(
     "--plot", type=picture(), metavar="FILE", help="Draw the results (.png, .svg, .pdf)."
 )
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),  # of bench.device, not imported here
+    default="cpu",
+    show_default=True,
+    help="Where tensors and models are; cuda is a GPU, which ranks may share.",
+)
 report_option = click.option("--report", type=PAGE, metavar="FILE", help="Write an HTML page.")
 
 

@@ -9,7 +9,7 @@ import click
 
 from ..console import examples
 from ..options import MILLIONS, Count, check_only, only
-from .benchmark import benchmark
+from .benchmark import benchmark, device_option
 
 MODEL_NAMES = ("gpt2", "bert", "resnet18", "lstm", "moe")  # of bench.models, not imported here
 
@@ -26,6 +26,7 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         "mpidist run -n 2 -- mpidist bench ddp --model gpt2 --model moe",
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
+        "mpidist run -n 2 -- mpidist bench ddp --device cuda --parameters 50",
     ),
 )
 @only(
@@ -37,6 +38,7 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         type=click.Choice(MODEL_NAMES),
         help="Real model to measure, with random weights; may be repeated.",
     ),
+    device_option,
 )
 @only(
     PLAIN_STEPS,
@@ -68,6 +70,7 @@ def ddp_command(
     context: click.Context,
     parameters: list[float],
     models: tuple[str, ...],
+    device: str,
     overlap: bool,
     iterations: int,
 ) -> Callable[[Communicator], Results]:
@@ -81,11 +84,12 @@ def ddp_command(
     allreduce per parameter, and DistributedDataParallel over gloo.  Without PyTorch, only the
     averaging of small gradients is measured.
     """
-    check_only(context, *() if overlap else (MODEL_STEPS,) if models else (PLAIN_STEPS,))
+    uses = () if overlap else (MODEL_STEPS,) if models else (MODEL_STEPS, PLAIN_STEPS)
+    check_only(context, *uses)
     from ...bench.training import measure_models, measure_overlap, measure_steps
 
     if overlap:
         return lambda comm: measure_overlap(comm, iterations)
     if models:
-        return lambda comm: measure_models(comm, iterations, models)
-    return lambda comm: measure_steps(comm, iterations, parameters)
+        return lambda comm: measure_models(comm, iterations, models, device)
+    return lambda comm: measure_steps(comm, iterations, parameters, device)
