@@ -21,15 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import mpidist.torch
 
+from ..communicator.agreement import answers
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import busbw
 from ..selection.tuning import PRIVATE, SYMMETRIC
 from .candidates import mpi_communicator
 from .cases import BARE
+from .device import HOST, until_idle, use_device
 from .machine import make_header
-from .race import WARM, Contender, medians, race, rows
-from .results import Results, Row
+from .race import WARM, Contender, Wait, medians, race, rows
+from .results import Refusal, Results, Row
 
 _C10D_COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather", "broadcast": "broadcast"}
 GLOO, MPIDIST = "gloo", "mpidist"
@@ -44,6 +46,7 @@ def measure_torch(
     sizes: Sequence[int],
     rounds: int,
     ways: Sequence[str] = WAYS[:2],
+    device: str = HOST,
 ) -> Results:
     """Measure collectives of float32 tensors; the candidates take turns in blocks of calls.
 
@@ -52,7 +55,8 @@ def measure_torch(
     way.  The `ways` of a call: "blocking"; "async_op", with ``wait()`` at once; "functional", as
     DTensor and tensor parallelism make it, with a new result; "queued", many with ``async_op=True``
     before the first ``wait()``.  "blocking" is measured in any case.  No `collectives` means all of
-    `_C10D_COLLECTIVES`; `rounds` is the number of blocks.
+    `_C10D_COLLECTIVES`; `rounds` is the number of blocks.  The tensors are on the `device`, "cpu"
+    or "cuda".  Calls that gloo cannot serve there are in ``Results.unsupported``.
     """
     for name in collectives:
         if name not in _C10D_COLLECTIVES:
@@ -62,11 +66,14 @@ def measure_torch(
     for way in ways:
         if way not in WAYS:
             raise InvalidArgument(f"way {way!r}: allowed are {', '.join(WAYS)}")
+    results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
+    use_device(comm, device, results)
     with process_groups(comm) as (_, gloo):
-        results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
         for name in collectives or _C10D_COLLECTIVES:
             for nbytes in sizes:
-                results.rows += _rows(comm, name, nbytes, gloo, rounds, ways)
+                candidates = _candidates(comm, name, nbytes, gloo, ways, device)
+                able = _able(comm, name, nbytes, candidates, results)
+                results.rows += _rows(comm, name, nbytes, able, rounds, until_idle(device))
     return results
 
 
@@ -117,20 +124,52 @@ class _Candidate(Contender):
     memory: str = PRIVATE
 
 
+def _fails(comm: Communicator, act: Callable[[], object]) -> str:
+    """Call `act`; return a line with the ranks on which it raised, and why, or ""; collective."""
+
+    def quietly() -> None:  # what it returns is not for the other ranks
+        act()
+
+    return answers(comm, quietly).told().partition("\n")[0]
+
+
+def _able(
+    comm: Communicator,
+    name: str,
+    nbytes: int,
+    candidates: Sequence[_Candidate],
+    results: Results,
+) -> list[_Candidate]:
+    """Return the candidates without those of gloo that fail, which become refusals; collective."""
+    able = []
+    for one in candidates:
+        reason = _fails(comm, one.act) if one.name.startswith(GLOO) else ""
+        if reason:
+            results.unsupported.append(Refusal(name, one.name, nbytes, reason))
+        else:
+            able.append(one)
+    return able
+
+
 def _rows(
-    comm: Communicator, name: str, nbytes: int, gloo: Any, rounds: int, ways: Sequence[str]
+    comm: Communicator,
+    name: str,
+    nbytes: int,
+    candidates: Sequence[_Candidate],
+    rounds: int,
+    wait: Wait,
 ) -> list[Row]:
-    candidates = _candidates(comm, name, nbytes, gloo, ways)
     right = [_is_right(comm, name, candidate) for candidate in candidates]
-    seconds = [min(candidate.measure(comm) for _ in range(3)) for candidate in candidates]
+    seconds = [min(candidate.measure(comm, wait) for _ in range(3)) for candidate in candidates]
     for candidate, calls in zip(candidates, comm.broadcast_object(list(map(_count, seconds)))):
         candidate.calls = calls
-    of_blocks = medians(race(comm, candidates, rounds))
+    of_blocks = medians(race(comm, candidates, rounds, wait))
     times = [seconds / len(c.data) for c, seconds in zip(candidates, of_blocks)]
     references = {c.way: time for c, time in zip(candidates, times) if c.name.startswith(GLOO)}
     rows = []
     for candidate, time, correct in zip(candidates, times, right):
-        ratio = references[candidate.way] / time
+        reference = references.get(candidate.way)
+        ratio = None if reference is None else reference / time
         row = Row(name, candidate.name, comm.size, 1e6 * time, ratio, correct)
         row.bytes, row.dtype, row.memory = nbytes, "float32", candidate.memory
         row.busbw_gbs = busbw(_C10D_COLLECTIVES[name], nbytes, time, comm.size)
@@ -149,11 +188,8 @@ def _own(data: torch.Tensor, comm: Communicator) -> torch.Tensor:
 
 
 def _candidates(
-    comm: Communicator, name: str, nbytes: int, gloo: Any, ways: Sequence[str]
+    comm: Communicator, name: str, nbytes: int, gloo: Any, ways: Sequence[str], device: str
 ) -> list[_Candidate]:
-    from mpi4py import MPI
-
-    mpi = mpi_communicator(comm)
     count = max(1, nbytes // 4)
     if name == "all_gather":
         count = max(1, count // comm.size) * comm.size
@@ -176,8 +212,10 @@ def _candidates(
 
     def made(who: str, group: Any, way: str, memory: str = PRIVATE) -> _Candidate:
         queued = min(MOST_QUEUED, max(2, QUEUED_BYTES // nbytes)) if way == "queued" else 1
-        data = torch.zeros(count) if memory == PRIVATE else mpidist.torch.empty(count)
-        data = torch.zeros(queued, count) if queued > 1 else data.view(1, count)
+        if memory == PRIVATE:
+            data = torch.zeros(queued, count, device=device)
+        else:
+            data = mpidist.torch.empty(queued, count)
         tensors = list(data)
 
         def call() -> Any:
@@ -193,20 +231,28 @@ def _candidates(
         act = call if queued == 1 else call_all
         return _Candidate(called, act, warm=0, way=way, data=data, memory=memory)
 
+    found = [_bare(comm, name, count)] if device == HOST else []
+    world = dist.group.WORLD
+    for way in dict.fromkeys(("blocking", *ways)):
+        found += [made(GLOO, gloo, way), made(MPIDIST, world, way)]
+    if comm.topology.num_nodes == 1 and device == HOST:
+        found.append(made(MPIDIST, world, "blocking", SYMMETRIC))
+    return found
+
+
+def _bare(comm: Communicator, name: str, count: int) -> _Candidate:
+    """Return the candidate that calls mpi4py, which takes arrays of the host."""
+    from mpi4py import MPI
+
+    mpi = mpi_communicator(comm)
     data = torch.zeros(1, count)
     rows = data[0].numpy()
-    bare = {
+    act = {
         "all_reduce": lambda: mpi.Allreduce(MPI.IN_PLACE, rows),
         "all_gather": lambda: mpi.Allgather(MPI.IN_PLACE, rows),
         "broadcast": lambda: mpi.Bcast(rows, 0),
     }[name]
-    found = [_Candidate(BARE, bare, warm=0, way="blocking", data=data)]
-    world = dist.group.WORLD
-    for way in dict.fromkeys(("blocking", *ways)):
-        found += [made(GLOO, gloo, way), made(MPIDIST, world, way)]
-    if comm.topology.num_nodes == 1:
-        found.append(made(MPIDIST, world, "blocking", SYMMETRIC))
-    return found
+    return _Candidate(BARE, act, warm=0, way="blocking", data=data)
 
 
 def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
@@ -214,7 +260,8 @@ def _is_right(comm: Communicator, name: str, candidate: _Candidate) -> bool:
 
     The buffers are zero afterwards, so that sums over many calls stay finite.
     """
-    data, ranks = candidate.data, torch.arange(1.0, comm.size + 1)
+    data = candidate.data
+    ranks = torch.arange(1.0, comm.size + 1, device=data.device)
     data.fill_(comm.rank + 1)
     returned = candidate.act()
     result = returned if isinstance(returned, torch.Tensor) else data
@@ -278,8 +325,9 @@ class Fsdp2:
 
     work = "FSDP2"
 
-    def __init__(self, comm: Communicator, scale: Scale):
+    def __init__(self, comm: Communicator, scale: Scale, device: str = HOST):
         self.scale, self.rank, self.size = scale, comm.rank, comm.size
+        self.device = device
 
     def model(self, mesh: DeviceMesh | None) -> nn.Module:
         """Return the model, on one rank alone without a mesh."""
@@ -293,7 +341,7 @@ class Fsdp2:
                 )
                 for _ in range(self.scale.layers)
             )
-        )
+        ).to(self.device)
         if mesh is not None:
             for layer in model:
                 fully_shard(layer, mesh=mesh)
@@ -303,7 +351,7 @@ class Fsdp2:
     def batch(self, whole: bool) -> torch.Tensor:
         """Return the batch of this rank, or the batches of all ranks."""
         rows = self.scale.samples
-        every = torch.randn(rows * self.size, WORDS, self.scale.width)
+        every = torch.randn(rows * self.size, WORDS, self.scale.width).to(self.device)
         return every if whole else every[rows * self.rank : rows * (self.rank + 1)]
 
 
@@ -312,8 +360,8 @@ class TensorParallel:
 
     work = "tensor-parallel MLP"
 
-    def __init__(self, comm: Communicator, scale: Scale):
-        self.scale = scale
+    def __init__(self, comm: Communicator, scale: Scale, device: str = HOST):
+        self.scale, self.device = scale, device
 
     def model(self, mesh: DeviceMesh | None) -> nn.Module:
         """Return the model, on one rank alone without a mesh."""
@@ -329,7 +377,7 @@ class TensorParallel:
                 nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
                 for _ in range(self.scale.layers)
             )
-        )
+        ).to(self.device)
         if mesh is not None:
             for k in range(self.scale.layers):
                 plan = {f"{k}.0": ColwiseParallel(), f"{k}.2": RowwiseParallel()}
@@ -338,10 +386,10 @@ class TensorParallel:
 
     def batch(self, whole: bool) -> torch.Tensor:
         """Return the batch, which is the same on all ranks."""
-        return torch.randn(self.scale.samples, self.scale.width)
+        return torch.randn(self.scale.samples, self.scale.width).to(self.device)
 
 
-STEPS: dict[str, Callable[[Communicator, Scale], Any]] = {
+STEPS: dict[str, Callable[[Communicator, Scale, str], Any]] = {
     "fsdp2": Fsdp2,
     "tensor_parallel": TensorParallel,
 }
@@ -349,7 +397,11 @@ STEPS: dict[str, Callable[[Communicator, Scale], Any]] = {
 
 
 def measure_torch_steps(
-    comm: Communicator, names: Sequence[str], scales: Sequence[Scale], rounds: int
+    comm: Communicator,
+    names: Sequence[str],
+    scales: Sequence[Scale],
+    rounds: int,
+    device: str = HOST,
 ) -> Results:
     """Measure training steps over mpidist, over gloo, and without communication; collective.
 
@@ -359,7 +411,7 @@ def measure_torch_steps(
     on each rank with that rank's batch, and for tensor parallelism the whole work, which is more.
 
     `names` are of :data:`STEPS`, `scales` the sizes of the models; each candidate makes `rounds`
-    timed steps.
+    timed steps, on the `device`, "cpu" or "cuda".
     """
     if comm.size == 1:
         raise InvalidArgument(
@@ -370,40 +422,57 @@ def measure_torch_steps(
             multiple = f"a multiple of {HEAD * comm.size} on {comm.size} ranks"
             raise InvalidArgument(f"width={scale.width}: expected {multiple}")
     results = Results(make_header(comm, "torch"), benchmark="torch", reference=GLOO)
+    use_device(comm, device, results)
     with threads(comm):
         for name in names:
             for scale in scales:
-                results.rows += _steps(comm, STEPS[name](comm, scale), rounds)
+                _add_steps(comm, STEPS[name](comm, scale, device), rounds, results)
     return results
 
 
-def _steps(comm: Communicator, kind: Any, rounds: int) -> list[Row]:
+def _add_steps(comm: Communicator, kind: Any, rounds: int, results: Results) -> None:
+    """Add the rows of one kind of step to results, or a refusal where gloo fails; collective."""
+
     def training(mesh: DeviceMesh | None, whole: bool = False) -> Training:
         torch.manual_seed(0)  # the same parameters and batches for all
         return Training(kind.model(mesh), kind.batch(whole))
 
-    with process_groups(comm) as (over_mpidist, over_gloo):
+    made: dict[str, Training] = {}
+
+    def begin(name: str, group: Any) -> None:
+        """Make a model, and run its first step."""
         # With names: DTensor remembers results by the mesh, and two meshes of the same ranks
         # without are equal, so that both models would communicate over the group of the first.
-        made = {
-            name: training(DeviceMesh.from_group(group, "cpu", mesh_dim_names=(name,)))
-            for name, group in ((GLOO, over_gloo), (MPIDIST, over_mpidist))
-        }
+        mesh = DeviceMesh.from_group(group, kind.device, mesh_dim_names=(name,))
+        model = training(mesh)
+        model.step()
+        made[name] = model
+
+    with process_groups(comm) as (over_mpidist, over_gloo):
+        reason = _fails(comm, lambda: begin(GLOO, over_gloo))
+        if reason:
+            made.clear()
+        begin(MPIDIST, over_mpidist)
         alone = training(None)
-        contenders = [Contender(name, one.step) for name, one in made.items()]
+        contenders = [Contender(name, one.step, warm=WARM - 1) for name, one in made.items()]
         contenders.append(Contender(_NO_COMMUNICATION, alone.step))
         count = sum(p.numel() for p in alone.model.parameters())
         work = f"step, {kind.work}, width {kind.scale.width}, {count / 1e6:.1f} M parameters"
-        found = rows(comm, work, contenders, rounds)
+        found = rows(comm, work, contenders, rounds, until_idle(kind.device))
         wanted = training(None, whole=True)
         for _ in range(WARM + rounds):
             wanted.step()
         for row in found:
             if row.candidate in made:
                 row.correct = agree(comm, made[row.candidate].update(), wanted.update())
+            if reason:
+                row.ratio = None
         # Before the groups end; the contenders hold the steps, which hold the models.
-        del made, contenders
-    return found
+        made.clear()
+        del contenders
+    results.rows += found
+    if reason:
+        results.unsupported.append(Refusal(work, GLOO, None, reason))
 
 
 def agree(comm: Communicator, update: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from ..console import examples
 from ..options import SIZES, Count, check_only, only
-from .benchmark import benchmark
+from .benchmark import benchmark, device_option
 
 CALLS, TRAINING = "collectives, without --step", "training steps, with --step"
 STEPS = ("fsdp2", "tensor_parallel")  # of bench.torch, not imported here
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "mpidist run -n 2 -- mpidist bench torch all_reduce --bytes 4,64K,4M",
         "mpidist run -n 2 -- mpidist bench torch --step fsdp2 --step tensor_parallel",
+        "mpidist run -n 2 -- mpidist bench torch --device cuda all_reduce --bytes 64K,64M",
     ),
 )
 @only(
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         help="With --step: samples of a batch, of 32 words each for fsdp2.",
     ),
 )
+@device_option
 @click.option(
     "--iterations",
     type=Count(),
@@ -108,6 +110,7 @@ def torch_command(
     widths: tuple[int, ...],
     layers: int,
     samples: int,
+    device: str,
     iterations: int,
     ways: tuple[str, ...],
 ) -> Callable[[Communicator], Results]:
@@ -115,7 +118,8 @@ def torch_command(
 
     COLLECTIVE is all_reduce, all_gather or broadcast; by default all three.  The candidates take
     turns; "x gloo" is the time of gloo, called in the same way, divided by this time: above 1 is
-    faster.  The exit code is 1 if any result was wrong.
+    faster.  The bare mpi4py call, and tensors in symmetric memory, are measured on the CPU only.
+    The exit code is 1 if any result was wrong.
 
     With --step, training steps: fsdp2 (transformer layers, fully_shard), tensor_parallel (an MLP,
     parallelize_module), over mpidist, over gloo and without communication.  A result is right if
@@ -132,7 +136,7 @@ def torch_command(
 
         if steps:
             scales = [Scale(width, layers, samples) for width in widths]
-            return measure_torch_steps(comm, steps, scales, iterations)
-        return measure_torch(comm, collectives, sizes, iterations, ways)
+            return measure_torch_steps(comm, steps, scales, iterations, device)
+        return measure_torch(comm, collectives, sizes, iterations, ways, device)
 
     return measure
