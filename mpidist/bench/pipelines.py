@@ -19,9 +19,10 @@ from ..parallel.transport import chained
 from ..pipeline import Pipeline
 from ..pipeline.schedules import as_schedule
 from ..topology import Grid
+from .device import HOST, filled, until_idle, use_device
 from .machine import make_header
 from .race import Contender, medians, race, rows
-from .results import Results, Row
+from .results import Refusal, Results, Row
 from .training import NO_TORCH, REFERENCE, mlp, ranks_have
 
 if TYPE_CHECKING:
@@ -37,21 +38,23 @@ def no_loss(output: Any, target: Any, reduction: str = "mean") -> tuple[float, A
     return 0.0, output
 
 
-def engine_cost(comm: Communicator, steps: int, microbatches: int = MICROBATCHES) -> list[Row]:
+def engine_cost(
+    comm: Communicator, steps: int, microbatches: int = MICROBATCHES, device: str = HOST
+) -> list[Row]:
     """Time `steps` steps of identity stages by each schedule: the pipeline's own cost; collective.
 
-    A microbatch has 16 numbers.  A row has the slowest rank's median time of a step, divided by the
-    number of microbatches.  Every rank has one stage, so it is the cost of one microbatch and
-    stage, waiting included.
+    A microbatch has 16 numbers, on the device.  A row has the slowest rank's median time of a step,
+    divided by the number of microbatches.  Every rank has one stage, so it is the cost of one
+    microbatch and stage, waiting included.
     """
     found = []
     for name in SCHEDULES:
         if as_schedule(name).unsupported(comm.size, microbatches) is not None:
             continue
         pipe = Pipeline(Identity(), comm, microbatches, name)
-        x = np.ones((microbatches, 16))
+        x = filled(device, (microbatches, 16), 1)
         contender = Contender(name, partial(pipe.step, x, x, no_loss), warm=WARM_STEPS)
-        (seconds,) = medians(race(comm, [contender], steps))
+        (seconds,) = medians(race(comm, [contender], steps, until_idle(device)))
         pipe.close()
         time_us = 1e6 * seconds / microbatches
         row = Row("microbatch of an identity stage", name, comm.size, time_us)
@@ -136,21 +139,26 @@ def pipeline_step(pipe: Pipeline, after: Callable[[], None] | None = None) -> Ca
 
 WIDTHS_AND_ROWS = ((128, 8), (256, 16), (512, 16), (1024, 16))
 """Widths of the layers, and numbers of rows of a microbatch."""
-OUR_PIPELINE, TORCH_PIPELINING = "mpidist Pipeline", "torch pipelining, gloo"
+OUR_PIPELINE, TORCH_PIPELINING = "mpidist Pipeline", "torch pipelining"
+NO_CUDA_MESSAGES = "gloo has no send and recv of CUDA tensors"
 
 
 def updating(
-    module: torch.nn.Module, run: Callable[[torch.Tensor, torch.Tensor], object], shape: Any
+    module: torch.nn.Module,
+    run: Callable[[torch.Tensor, torch.Tensor], object],
+    shape: Any,
+    device: str,
 ) -> Callable[[], None]:
     """Return a function that calls ``run(input, target)`` and then updates `module` by SGD.
 
-    The input is random, of the given shape; the targets are classes, one per row.
+    The input is random, of the given shape, on the device; the targets are classes, one per row.
     """
     import torch
 
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     torch.manual_seed(0)
-    x, labels = torch.randn(*shape), torch.randint(10, (shape[0],))
+    x = torch.randn(*shape, device=device)
+    labels = torch.randint(10, (shape[0],), device=device)
 
     def step() -> None:
         run(x, labels)
@@ -161,16 +169,17 @@ def updating(
 
 
 def theirs(
-    comm: Communicator, module: torch.nn.Module, gloo: Any
+    comm: Communicator, module: torch.nn.Module, group: Any
 ) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """Return a function (input, target) that runs PyTorch's own 1F1B over the group `gloo`.
+    """Return a function (input, target) that runs PyTorch's own 1F1B over a process group.
 
     It runs forward and backward; the update is left to the caller.
     """
     import torch
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    part = PipelineStage(module, comm.rank, comm.size, torch.device("cpu"), group=gloo)
+    device = next(module.parameters()).device  # with the number of a GPU
+    part = PipelineStage(module, comm.rank, comm.size, device, group=group)
     loss = torch.nn.functional.cross_entropy
     schedule = Schedule1F1B(part, n_microbatches=MICROBATCHES, loss_fn=loss)
 
@@ -183,54 +192,63 @@ def theirs(
     return run
 
 
-def torch_steps(comm: Communicator, rounds: int) -> list[Row]:
+def torch_steps(comm: Communicator, rounds: int, device: str = HOST) -> list[Row]:
     """Time `rounds` 1F1B steps of each of several MLPs, by mpidist and by PyTorch; collective.
 
-    Each rank uses one thread.
+    PyTorch's is over gloo, or on "cuda" over the backend "mpidist".  Each rank uses one thread.
     """
     import torch
 
-    from .torch import process_groups, threads
+    from .torch import GLOO, MPIDIST, process_groups, threads
 
     found: list[Row] = []
     loss = torch.nn.functional.cross_entropy
     with threads(comm, 1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with process_groups(comm) as (_, gloo):
+        with process_groups(comm) as (over_mpidist, over_gloo):
+            backend, group = (GLOO, over_gloo) if device == HOST else (MPIDIST, over_mpidist)
             for width, each in WIDTHS_AND_ROWS:
                 shape = (MICROBATCHES * each, width)
                 ends = comm.rank == comm.size - 1
-                own, other = (mlp(width, comm.rank, last=ends) for _ in range(2))
+                own, other = (mlp(width, comm.rank, ends, device) for _ in range(2))
                 pipe = Pipeline(own, comm, MICROBATCHES, "1f1b")
                 contenders = [
                     Contender(
                         OUR_PIPELINE,
-                        updating(own, lambda x, t, p=pipe: p.step(x, t, loss), shape),  # type: ignore[misc]
+                        updating(own, lambda x, t, p=pipe: p.step(x, t, loss), shape, device),  # type: ignore[misc]
                     ),
-                    Contender(TORCH_PIPELINING, updating(other, theirs(comm, other, gloo), shape)),
+                    Contender(
+                        f"{TORCH_PIPELINING}, {backend}",
+                        updating(other, theirs(comm, other, group), shape, device),
+                    ),
                 ]
                 count = comm.allreduce(float(sum(p.numel() for p in own.parameters())))
                 work = f"step, {float(count) / 1e6:.1f} M parameters, {each} rows a microbatch"
-                found += rows(comm, work, contenders, rounds)
+                found += rows(comm, work, contenders, rounds, until_idle(device))
                 pipe.close()
     return found
 
 
-def measure_pipelines(comm: Communicator, iterations: int) -> Results:
+def measure_pipelines(comm: Communicator, iterations: int, device: str = HOST) -> Results:
     """Measure the pipeline's own cost, and steps beside PyTorch's pipelining; collective.
 
-    On exactly 4 ranks, also the averaging by replicas (:func:`replicas`).
+    All of it is on the `device`, "cpu" or "cuda".  On exactly 4 ranks and the CPU, also the
+    averaging by replicas (:func:`replicas`), whose stages are timers.
     """
     if comm.size < 2:
         raise InvalidArgument("bench pipeline on 1 rank: expected 2 or more (mpidist run -n 2)")
     has_torch = ranks_have(comm, "torch", "torch.distributed.pipelining")
     header = make_header(comm, *["torch"] * has_torch)
     results = Results(header, benchmark="pipeline", reference=REFERENCE)
-    results.rows += engine_cost(comm, iterations)
+    use_device(comm, device, results)
+    results.rows += engine_cost(comm, iterations, device=device)
     if has_torch:
-        results.rows += torch_steps(comm, iterations)
+        results.rows += torch_steps(comm, iterations, device)
     else:
         results.notes.append(NO_TORCH)
-    if comm.size == 4:
+    if device != HOST:
+        refused = Refusal("step", f"{TORCH_PIPELINING}, gloo", None, NO_CUDA_MESSAGES)
+        results.unsupported.append(refused)
+    elif comm.size == 4:
         results.rows += replicas(comm, iterations)
     return results

@@ -43,9 +43,26 @@ def test_steps(comm, monkeypatch):
     best = 2.0
     for _ in range(8 if comm.size == 2 else 1):  # with 2 ranks, it is to be no slower: 0.7 usually
         rows = pipelines.torch_steps(comm, 6 if comm.size == 2 else 2)
-        assert [row.candidate for row in rows] == [pipelines.OUR_PIPELINE, TORCH_PIPELINING]
+        assert [row.candidate for row in rows] == [
+            pipelines.OUR_PIPELINE,
+            f"{TORCH_PIPELINING}, gloo",
+        ]
         assert all(row.time_us > 0 for row in rows) and rows[0].ratio == 1
         best = min(best, rows[1].ratio)
         if best <= 1:
             break
     assert comm.size > 2 or best <= 1.1
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_torch_steps_over_mpidist(comm, monkeypatch):
+    """As on a GPU, whose tensors gloo does not send."""
+    from mpidist.bench import pipelines
+
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    monkeypatch.setattr(pipelines, "WIDTHS_AND_ROWS", ((8, 2),))
+    monkeypatch.setattr(pipelines, "HOST", "none")
+    rows = pipelines.torch_steps(comm, 2)
+    names = [pipelines.OUR_PIPELINE, f"{TORCH_PIPELINING}, mpidist"]
+    assert [row.candidate for row in rows] == names and all(row.time_us > 0 for row in rows)

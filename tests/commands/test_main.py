@@ -392,6 +392,8 @@ def test_launched_rank():
             "--parameters … only for steps without --overlap or --model",
         ),
         ("bench ddp --model moe --overlap", "--model … only for steps without --overlap"),
+        ("bench ddp --device tpu", "--device … 'tpu' is not one of 'cpu', 'cuda'"),
+        ("bench ddp --overlap --device cuda", "--device … only for steps without --overlap"),
         ("bench torch --step fsdp3", "--step … 'fsdp3' is not one of"),
         (
             "bench torch --step fsdp2 all_reduce",
@@ -440,6 +442,20 @@ def test_bad_input(arguments, told):
         assert text.count("mpidist: error:") == 1 and "Usage:" not in text
         busy = "warning: other processes"  # of a machine that runs other tests, too
         assert len([line for line in text.splitlines() if not line.startswith(busy)]) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["bench ddp", "bench ddp --model gpt2", "bench torch", "bench torch all_reduce"]
+)
+def test_a_device_that_is_not_there_is_bad_input(monkeypatch, command):
+    try:
+        import torch
+    except ImportError:
+        pytest.skip("needs PyTorch")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    text = call(*command.split(), "--device", "cuda", status=2)
+    assert "mpidist: error: --device cuda: on rank 0: Unsupported: PyTorch" in text
+    assert "is built without CUDA" in text and "Traceback" not in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import click
 
 from ..console import examples
 from ..options import Count
-from .benchmark import benchmark
+from .benchmark import benchmark, device_option
 
 if TYPE_CHECKING:
     from ...bench import Results
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 @click.command(
     "pipeline",
     short_help="Measure steps of a pipeline beside PyTorch's, and its overhead.",
-    epilog=examples("mpidist run -n 2 -- mpidist bench pipeline"),
+    epilog=examples(
+        "mpidist run -n 2 -- mpidist bench pipeline",
+        "mpidist run -n 2 -- mpidist bench pipeline --device cuda",
+    ),
 )
+@device_option
 @click.option(
     "--iterations",
     type=Count(),
@@ -29,11 +33,13 @@ if TYPE_CHECKING:
     help="Timed steps of each candidate.",
 )
 @benchmark
-def pipeline_command(iterations: int) -> Callable[[Communicator], Results]:
+def pipeline_command(device: str, iterations: int) -> Callable[[Communicator], Results]:
     """Measure the overhead of a pipeline, and its steps beside torch.distributed.pipelining.
 
-    Needs 2 or more ranks.  On 4 ranks the averaging of the replicas' gradients is measured too.
+    Needs 2 or more ranks.  With --device cuda, torch's pipelining is over the backend "mpidist",
+    as gloo sends no CUDA tensors; else it is over gloo, and on 4 ranks the averaging of the
+    replicas' gradients is measured too.
     """
     from ...bench.pipelines import measure_pipelines
 
-    return lambda comm: measure_pipelines(comm, iterations)
+    return lambda comm: measure_pipelines(comm, iterations, device)
