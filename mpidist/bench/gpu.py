@@ -44,8 +44,9 @@ class DeviceCase:
             long = short = count
         need = NEEDS[collective] if symmetric else ""
         self._made: list[Any] = []
-        self._x = self._make(long, need == "x")
-        self._out = self._make(short, need == "out")
+        self._x = self._make(long, bool(need) and (need == "x" or collective == "allreduce"))
+        # As gradients are averaged, in place: a private input would be copied first.
+        self._out = self._x if collective == "allreduce" else self._make(short, need == "out")
         self._host = self._values(comm.rank, long)
         self._part = part
 

@@ -55,6 +55,7 @@ class Device(Protocol):
     emulated: bool
     nccl: bool  # NCCL can use the device
     number: int  # among those that this process may use
+    side_by_side: bool  # the work of several processes runs at the same time
 
     def describe(self) -> str:
         """Return the device's name, with its number if there can be several, for messages."""

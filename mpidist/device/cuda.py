@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy
@@ -15,6 +17,7 @@ from .cuda_kernels import HALVES, fold, wait_word, write_word
 
 _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
+_MPS = 133  # cudaDevAttrMpsEnabled
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -35,6 +38,17 @@ def _allocate(nbytes: int) -> int:
             raise
     cupy.get_default_memory_pool().free_all_blocks()  # unused memory that cupy caches
     return runtime.malloc(nbytes)
+
+
+def _wrapped(pointer: int, shape: tuple[int, ...], dtype: np.dtype, number: int) -> Any:
+    """Return a cupy array at an address of a device, which it does not own."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), None, number)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+# For kernels, which take nothing but the address: a new array takes as long as to queue the kernel.
+_cached = lru_cache(maxsize=4096)(_wrapped)
 
 
 class _Stream(NamedTuple):
@@ -77,6 +91,10 @@ class CudaDevice:
         self.number = runtime.getDevice()
         self._properties = runtime.getDeviceProperties(self.number)
         self._flushes = bool(runtime.deviceGetAttribute(_CAN_FLUSH, self.number))
+        try:
+            self.side_by_side = bool(runtime.deviceGetAttribute(_MPS, self.number))
+        except runtime.CUDARuntimeError:  # before CUDA 12.3
+            self.side_by_side = False
         self._streams: dict[int, Any] = {}
 
     @staticmethod
@@ -204,9 +222,7 @@ class CudaDevice:
 
     def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a cupy array that does not own its memory."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), None, self.number)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+        return _wrapped(pointer, shape, dtype, self.number)
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue the write of a 32-bit word; the driver puts a memory barrier before it."""
@@ -239,5 +255,5 @@ class CudaDevice:
         half = dtype.name if dtype.name in HALVES else ""
         kernel = fold(op, len(sources), len(targets), divisor, half)
         seen = np.dtype(np.uint16) if half == "bfloat16" else dtype  # the kernel takes its bits
-        arrays = [self.wrap(pointer, (count,), seen) for pointer in (*sources, *targets)]
+        arrays = [_cached(pointer, (count,), seen, self.number) for pointer in (*sources, *targets)]
         kernel(*arrays, stream=_Stream(stream))

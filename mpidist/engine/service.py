@@ -66,10 +66,15 @@ class Service:
         self.note: Callable[[Served], object] | None = None  # told how each call is served
         self.background = Background(sequencer, self.programs, self.choose, self.describe)
 
-    def add(self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]) -> None:
-        """Add executors of arrays on a GPU; for `required` see :meth:`Chooser.relist`."""
+    def add(
+        self,
+        executors: Sequence[Executor],
+        required: Mapping[tuple[str, bool], str],
+        takes_turns: bool,
+    ) -> None:
+        """Add executors of arrays on a GPU; for the others see :meth:`Chooser.relist`."""
         self.executors += executors
-        self.chooser.relist(self.executors, required)
+        self.chooser.relist(self.executors, required, takes_turns)
 
     def _why_no_heap(self) -> str | None:
         backend, hosts = self.backend, self.topology.groups

@@ -16,7 +16,7 @@ from ..errors import ConfigError, Unsupported
 from ..schedule.contract import COLLECTIVES
 from ..selection.config import switch
 from ..selection.names import IPC, IPC_SLOTS, MPI, NCCL, STAGED
-from ..selection.rules import ON_DEVICE, Rule
+from ..selection.rules import ON_DEVICE, Place
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
 from .cuda_aware import VARIABLE as AWARE
@@ -32,14 +32,16 @@ def this_rank(native: bool) -> RankProperties:
     `native` is whether an MPI library carries the messages.
     """
     no_nccl = why_not_here()
-    seen = None
+    seen, side_by_side = None, True
     if why_no_device() is None:
         device = find_device()
+        side_by_side = device.side_by_side
         mine, gpus = device.identity(), visible()
         # The identity of an emulated device may be missing in the list of visible ones.
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = VisibleGpus(socket.gethostname(), gpus, number)
-    return RankProperties(awareness(native), forced_executor(), chunk_bytes(), no_nccl, seen)
+    asked = forced_executor(), chunk_bytes()
+    return RankProperties(awareness(native), *asked, no_nccl, seen, side_by_side)
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
@@ -92,7 +94,8 @@ class RankProperties:
     """Properties of one rank, which all ranks exchange.
 
     `forced` is the value of ``MPIDIST_GPU``, empty if it is not set; `no_nccl` is why NCCL cannot
-    be used on the rank, empty if it can; `seen` are the GPUs visible to it, and the one in use.
+    be used on the rank, empty if it can; `seen` are the GPUs visible to it, and the one in use;
+    `side_by_side` is that of its device.
     """
 
     aware: Awareness
@@ -100,6 +103,7 @@ class RankProperties:
     chunk_bytes: int
     no_nccl: str = "it was not asked for"
     seen: VisibleGpus | None = None
+    side_by_side: bool = True
 
     @property
     def place(self) -> tuple[str, str] | None:
@@ -184,8 +188,15 @@ def table(
         for name in able:
             takes = cannot[name] is None and name in taken
             candidate = GpuCandidate(operations, name, takes, "")
-            found.append(replace(candidate, why=_why(candidate, cannot[name], forced)))
+            why = _why(candidate, cannot[name], forced, takes_turns(ranks))
+            found.append(replace(candidate, why=why))
     return found
+
+
+def takes_turns(ranks: Sequence[RankProperties]) -> bool:
+    """Return whether ranks take turns on a GPU: several use it, and not side by side."""
+    side_by_side = all(rank.side_by_side for rank in ranks)
+    return not side_by_side and shared_gpus([rank.place for rank in ranks]) is not None
 
 
 def _no_nccl(ranks: Sequence[RankProperties], forced: bool) -> str | None:
@@ -215,20 +226,21 @@ def _no_mpi(ranks: Sequence[RankProperties], native: bool) -> str | None:
     return None
 
 
-def _why(candidate: GpuCandidate, cannot: str | None, forced: str) -> str:
+def _why(candidate: GpuCandidate, cannot: str | None, forced: str, crowded: bool) -> str:
     if cannot is not None:
         return cannot
+    place = Place(1, crowded=crowded)
+    rules = {n: ON_DEVICE[n] for n in CLASSES[candidate.operations]}
+    own = {n: r for n in rules for r in rules[n] if r.choose == candidate.name and r.at(place)}
     if candidate.taken and candidate.name == IPC:
-        names = [n for n in CLASSES[candidate.operations] if Rule(IPC) in ON_DEVICE[n]]
-        return f"for arrays of comm.empty(device='cuda'): {', '.join(names)}"
+        size = str(next(iter(own.values()))).removeprefix(IPC)
+        return f"for arrays of comm.empty(device='cuda'){size}: {', '.join(own)}"
     if candidate.taken and forced == candidate.name:
         return f"{VARIABLE}={forced} forces it"
     if not candidate.taken:
         return f"{VARIABLE}={forced} forces another executor" if forced else "one above is taken"
     if candidate.name == IPC_SLOTS:
-        served = {rule for n in CLASSES[candidate.operations] for rule in ON_DEVICE[n]}
-        (rule,) = [rule for rule in served if rule.choose == IPC_SLOTS]
-        return str(rule).replace(IPC_SLOTS, "for other arrays")
+        return f"for other arrays{str(next(iter(own.values()))).removeprefix(IPC_SLOTS)}"
     if candidate.name == "mpi":
         return "the MPI library accepts GPU addresses"
     if candidate.name == "nccl":

@@ -15,7 +15,14 @@ from ..errors import ConfigError, MpidistError, Unsupported
 from ..selection.names import IPC, IPC_SLOTS, MPI, NATIVE, NCCL, STAGED
 from .assignment import warn_of_sharing
 from .cuda_aware import CudaAwareMpi
-from .executors import GpuCandidate, RankProperties, table, this_rank, why_not_each
+from .executors import (
+    GpuCandidate,
+    RankProperties,
+    table,
+    takes_turns,
+    this_rank,
+    why_not_each,
+)
 from .heap import DeviceHeap
 from .ipc import NEEDS, Ipc, IpcSlots
 from .nccl.backend import has_sum
@@ -70,7 +77,7 @@ class GpuExecutors:
         required = {("auto", False): forced} if forced in (IPC, IPC_SLOTS) else {}
         if self.uses_nccl:
             required |= {(NATIVE, False): NCCL, (NATIVE, True): NCCL}
-        service.add(executors, required)
+        service.add(executors, required, takes_turns(ranks))
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
         """Exchange and return the properties of all ranks; an error on one is raised on all."""

@@ -97,7 +97,7 @@ class Means:
     groups: Groups
     # For every executor but messages, in the order of `explain`: None if it can serve the call.
     reasons: Mapping[str, str | None]
-    crowded: bool = False  # whether there are more ranks than cores
+    crowded: bool = False  # as of a Place
     how: Callable[[str], str] = "the executor {}".format  # how an executor works, by its name
     # Why no executor can run a schedule in shared memory for the call; None if one can.
     cannot_run: Callable[[Choice], str | None] = _no_executor
@@ -145,7 +145,7 @@ class Chooser:
     ):
         self.config, self.groups = config, groups
         self._crowded = crowded
-        self.relist(executors, {})
+        self.relist(executors, {}, False)
         self.estimates: Estimates | None = None
         self._chosen: dict[Hashable, Candidate] = {}
 
@@ -154,17 +154,21 @@ class Chooser:
         self._chosen.clear()
 
     def relist(
-        self, executors: Sequence[Executor], required: Mapping[tuple[str, bool], str]
+        self,
+        executors: Sequence[Executor],
+        required: Mapping[tuple[str, bool], str],
+        takes_turns: bool,
     ) -> None:
         """Replace the executors, once there are some of arrays on a GPU.
 
-        ``required[algorithm, background]`` is `Means.required` of such calls on a GPU.
+        ``required[algorithm, background]`` is `Means.required` of such calls on a GPU;
+        `takes_turns` is whether ranks take turns on one.
         """
         self._on_host = _Listed([e for e in executors if not e.on_device])
         self._on_device = _Listed([e for e in executors if e.on_device])
         reserve(self._on_host.by_name)
         reserve(self._on_device.by_name, on_host=False)
-        self._required = required
+        self._required, self._takes_turns = required, takes_turns
 
     def executor(self, candidate: Candidate, call: Call, background: bool = False) -> Executor:
         """Return the executor of a candidate; of those that run its schedule the first that can."""
@@ -253,7 +257,8 @@ class Chooser:
             return listed.by_name[name].described()
 
         required = self._required.get((algorithm, background), "") if call.on_device else ""
-        facts = self.groups, reasons, self._crowded
+        crowded = self._takes_turns if call.on_device else self._crowded
+        facts = self.groups, reasons, crowded
         return Means(*facts, how, cannot_run, schedules, required)
 
 

@@ -20,7 +20,7 @@ class Place:
 
     size: int  # number of ranks
     nodes: int = 1
-    crowded: bool = False  # whether there are more ranks than cores
+    crowded: bool = False  # more ranks than cores; for arrays on a GPU: ranks take turns on one
     native: bool = True  # whether a collective of the MPI library can serve the call
 
 
@@ -67,7 +67,12 @@ class Rule:
             parts.append(f"to {end}" if parts and end.startswith("below") else end)
         elif parts:
             parts.append("on")
-        crowd = ", with more ranks than cores" if self.crowded else ""
+        crowd = ""
+        if self.crowded:
+            on_gpu = self.choose in (IPC, IPC_SLOTS)
+            crowd = (
+                f", {'where ranks take turns on a GPU' if on_gpu else 'with more ranks than cores'}"
+            )
         return f"{self.choose} {' '.join(parts) or 'at every size'}{crowd}"
 
 
@@ -229,14 +234,19 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 # Arrays on a GPU: in symmetric memory if they are there, else without the host if that is possible.
 # The MPI library gets GPU addresses only of calls that move data: Open MPI combines on the host.
-_LONG_ON_GPU = 128 << 10  # bytes from which a call takes longer through the host than through slots
-_REDUCTIONS = (Rule(NCCL), Rule(IPC_SLOTS, _LONG_ON_GPU), Rule(STAGED))
-_MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(IPC_SLOTS, _LONG_ON_GPU), Rule(STAGED))
+# Processes that take turns on a GPU (without MPS) wait 0.15 ms for each turn: a call in the GPUs'
+# memory needs several, one through the host few.  An allreduce of 1 MiB on 2 and 4 ranks of an H100
+# took 0.54 and 1.23 ms in symmetric memory, 0.77 and 1.69 through slots, 0.31 and 0.46 through the
+# host; of 64 MiB 0.9 and 1.8, 1.4 and 3.3, 4.4 and 7.2.
+_IPC = (Rule(IPC, crowded=False), Rule(IPC, 4 << 20, crowded=True))
+_LONG = Rule(IPC_SLOTS, 16 << 20, crowded=True)
+_REDUCTIONS = (Rule(NCCL), Rule(IPC_SLOTS, 512 << 10, crowded=False), _LONG, Rule(STAGED))
+_MOVEMENT = (Rule(NCCL), Rule(MPI), Rule(IPC_SLOTS, 64 << 10, crowded=False), _LONG, Rule(STAGED))
 
 ON_DEVICE: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(("allreduce", "reduce_scatter"), (Rule(IPC), *_REDUCTIONS)),
+    **dict.fromkeys(("allreduce", "reduce_scatter"), (*_IPC, *_REDUCTIONS)),
     **dict.fromkeys(("reduce", "scan", "exscan"), _REDUCTIONS),
-    **dict.fromkeys(("broadcast", "allgather"), (Rule(IPC), *_MOVEMENT)),
+    **dict.fromkeys(("broadcast", "allgather"), (*_IPC, *_MOVEMENT)),
     **dict.fromkeys(("gather", "scatter", "alltoall"), _MOVEMENT),
     **dict.fromkeys(("send", "recv"), (Rule(MPI), Rule(STAGED))),
 }

@@ -11,15 +11,15 @@ pytestmark = NEEDS_GPU
 
 MIB = 1 << 20
 SIZES = (4096, MIB, 64 * MIB, 256 * MIB)
-IPC, STAGED = 0.6, 0.7  # of what copies alone would take
+IPC, STAGED = 0.5, 0.5  # of what copies alone would take; at 64 MiB turns on the GPU take longer
 
 
 @pytest.mark.timeout(300)
 def test_figures(comm, capsys):
     comm.use_gpu()
-    copies = measure_copies(comm, 64 * MIB)
+    copies = measure_copies(comm, SIZES[-1])
     results = measure_executors(comm, ("allreduce",), SIZES, np.dtype("float32"), 10, copies)
-    by_name = {row.candidate: row for row in results.rows if row.bytes == 64 * MIB}
+    by_name = {row.candidate: row for row in results.rows if row.bytes == SIZES[-1]}
     if comm.rank == 0:
         with capsys.disabled():
             print(f"\n{comm.size} ranks, {find_device().describe()}, {copies}")

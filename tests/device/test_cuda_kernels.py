@@ -24,7 +24,8 @@ def why_not() -> str | None:
         import nvidia  # noqa: F401
     except ImportError as error:
         return str(error)
-    if not _found("lib/libnvrtc.so.*") or not _found("include/cuda_fp16.h"):
+    thrust = _found("include/thrust") + _found("include/cccl/thrust")
+    if not (_found("lib/libnvrtc.so.*") and _found("include/cuda_fp16.h") and thrust):
         return "no libnvrtc, or no headers of CUDA, are beside this Python"
     return None
 

@@ -12,8 +12,16 @@ import pytest
 from mpidist.device import find
 from mpidist.device.recognise import as_device_array
 from mpidist.errors import ConfigError, Unsupported
+from mpidist.gpu.assignment import VisibleGpus
 from mpidist.gpu.cuda_aware import Awareness
-from mpidist.gpu.executors import CLASSES, NAMES, RankProperties, forced_executor, table
+from mpidist.gpu.executors import (
+    CLASSES,
+    NAMES,
+    RankProperties,
+    forced_executor,
+    table,
+    takes_turns,
+)
 from tests.support.emulated import EmulatedDevice
 
 YES, NO = Awareness("yes", "it says so"), Awareness("no", "it says not")
@@ -107,6 +115,16 @@ def test_executors():
     for forced, symmetric in (("", True), ("ipc", True), ("mpi", False), ("staged", False)):
         found = table([RankProperties(YES, forced, 1)])
         assert symmetric == any(c.taken for c in found if c.name == "ipc"), forced
+    here = VisibleGpus("host", ("GPU-1",), 0)
+    for side_by_side, words in (
+        (True, "from 512 KiB on"),
+        (False, "from 16 MiB on, where ranks t"),
+    ):
+        ranks = [RankProperties(YES, "", 1, "no", here, side_by_side)] * 2
+        assert takes_turns(ranks) is not side_by_side and not takes_turns(ranks[:1])
+        found = {c.name: c.why for c in table(ranks) if c.operations == "reductions"}
+        assert found["ipc_slots"].startswith(f"for other arrays {words}"), found
+        assert "from 4 MiB on" in found["ipc"] or side_by_side
     unknown = Awareness("unknown", "no query")
     for answers, words in (
         ([YES, NO], r"it says not \(rank 1\)"),

@@ -98,8 +98,8 @@ def test_symmetric_and_private_arrays(make):
     """Both meet by the same words."""
     sub = make(executor="")
     names = serving(sub)
-    x, y = sub.empty(40_000, "f4", device="cuda"), find_device().array(np.ones(40_000, "f4"))
-    x.set(np.ones(40_000))
+    x, y = sub.empty(200_000, "f4", device="cuda"), find_device().array(np.ones(200_000, "f4"))
+    x.set(np.ones(200_000))
     for _ in range(3):
         sub.allreduce(x, out=x)
         sub.allreduce(y, out=y)
@@ -111,7 +111,7 @@ def test_what_goes_another_way(make):
     """Short calls, Python functions, parts of lengths that the others do not know."""
     sub, device = make(executor=""), find_device()
     p, names = sub.size, serving(sub)
-    long, short = (device.array(np.full(n, sub.rank + 1.0)) for n in (1 << 15, 4))
+    long, short = (device.array(np.full(n, sub.rank + 1.0)) for n in (1 << 17, 4))
     assert (sub.allreduce(long).get() == cases.total(p)).all()
     assert (sub.allreduce(short).get() == cases.total(p)).all()
     sub.allreduce(long, lambda a, b: a + b, commute=True)
@@ -120,14 +120,14 @@ def test_what_goes_another_way(make):
         "staged",
     ]
     assert names[-1] != "ipc_slots"
-    sends = [(r + sub.rank + 1) * 9000 for r in range(p)]
+    sends = [(r + sub.rank + 1) * 90_000 for r in range(p)]
     names.clear()
     sub.alltoall(device.array(np.zeros(sum(sends))), counts=sends)
     assert "ipc_slots" not in names
     assert sub.iallreduce(long).wait().get()[0] == cases.total(p)
     if p > 1:
         with pytest.raises(CollectiveMismatch, match="ipc_slots"):
-            sub.allreduce(long if sub.rank else device.array(np.ones(1 << 16)))
+            sub.allreduce(long if sub.rank else device.array(np.ones(1 << 18)))
     assert (sub.allreduce(long).get() == cases.total(p)).all()
 
 

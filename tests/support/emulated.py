@@ -333,7 +333,7 @@ class EmulatedDevice(Shared):
         Bytes of page-locked host memory by its address, for tests.
     """
 
-    name, emulated, nccl = "emulated", True, False
+    name, emulated, nccl, side_by_side = "emulated", True, False, True
     count: int | None = None
 
     def __init__(self, number: int | None = None) -> None:
