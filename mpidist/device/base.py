@@ -93,6 +93,9 @@ class Device(Protocol):
     def release_stream(self, stream: int) -> None:
         """Wait on the host for the work of a stream of :meth:`new_stream`, and release it."""
 
+    def is_capturing(self, stream: int) -> bool:
+        """Return whether work queued on a stream is now recorded in a graph, and does not run."""
+
     def event(self) -> Event:
         """Return a new event, which is complete until it is recorded."""
 

@@ -19,6 +19,7 @@ _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
 _MPS = 133  # cudaDevAttrMpsEnabled
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
+_CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def _identity(number: int) -> str:
@@ -173,6 +174,19 @@ class CudaDevice:
         """Release a stream of :meth:`new_stream`, which cupy destroys with its last reference."""
         runtime.streamSynchronize(stream)
         del self._streams[stream]
+
+    def is_capturing(self, stream: int) -> bool:
+        """Return whether a stream is captured into a CUDA graph, or its work would be an error.
+
+        That is so for the default stream while another one is captured, and after an error in a
+        capture until its end.
+        """
+        try:
+            return bool(runtime.streamIsCapturing(stream))
+        except RuntimeError as error:  # without a status after an error in the capture
+            if getattr(error, "status", _CAPTURE_IMPLICIT) != _CAPTURE_IMPLICIT:
+                raise
+            return True
 
     def event(self) -> CudaEvent:
         """Return a new event, which does not record times."""

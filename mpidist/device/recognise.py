@@ -74,7 +74,7 @@ def as_device_array(x: Any, rank: int, argument: str = "x") -> DeviceArray:
     does not have the dtype, or it is of Python objects.  Raises InvalidArgument if `x` is not a
     plain array on a device (but, for example, sparse), is not C-contiguous, has a mask, or is
     lazily conjugated or negated; if its address is null or in memory that the device cannot access;
-    if another device is the current one.
+    if its stream is being captured into a CUDA graph; if another device is the current one.
     """
     device = find_device(rank, argument, x)
     if is_torch(x):
@@ -110,12 +110,18 @@ def as_device_array(x: Any, rank: int, argument: str = "x") -> DeviceArray:
             f"{tuple(strides)}; expected a C-contiguous array, with strides "
             f"{contiguous_strides(shape, known.itemsize)}: pass a contiguous copy"
         )
-    stream = interface.get("stream")
+    given = interface.get("stream")
+    stream = device.current_stream() if given is None else int(given)
+    if device.is_capturing(stream):
+        raise InvalidArgument(
+            f"rank {rank}: {argument} is passed while its stream is being captured into a CUDA "
+            "graph, which cannot wait for other ranks; call this outside of the graph"
+        )
     array = DeviceArray(
         int(pointer or 0),
         shape,
         known,
-        device.current_stream() if stream is None else int(stream),
+        stream,
         device,
         x,
         make,

@@ -166,6 +166,46 @@ def test_what_is_refused(comm):
     assert find_device().owns(as_device_array(x, 0).pointer)
 
 
+CAPTURED = "rank {}: x is passed while its stream is being captured into a CUDA graph"
+
+
+def test_a_captured_stream_is_refused(sub):
+    """Before anything is queued; so is the default stream meanwhile.  Afterwards all goes on."""
+    words, wanted = CAPTURED.format(sub.rank), cases.total(sub.size)
+    x = sub.empty(1000, device="cuda") if sub.executor == "ipc" else cupy.empty(1000)
+    x[...] = sub.rank + 1
+    stream = cupy.cuda.Stream()
+    cupy.cuda.runtime.deviceSynchronize()
+    with stream:
+        stream.begin_capture()
+        try:
+            for call in (lambda: sub.allreduce(x, out=x), lambda: sub.iallreduce(x)):
+                with pytest.raises(InvalidArgument, match=words):
+                    call()
+            with cupy.cuda.Stream.null, pytest.raises(InvalidArgument, match=words):
+                sub.allreduce(x, out=x)
+        finally:
+            stream.end_capture()
+        assert (sub.allreduce(x, out=x).get() == wanted).all()
+    stream.synchronize()
+    assert (sub.allreduce(x, "max", out=x).get() == wanted).all()
+
+
+def test_a_graph_of_torch_is_refused(comm, number):
+    torch = torch_for_gpu()
+    torch.cuda.set_device(number)
+    x = torch.full((1000,), comm.rank + 1.0, device="cuda")
+    assert (comm.allreduce(x) == cases.total(comm.size)).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        for call in (lambda: comm.allreduce(y), lambda: comm.iallreduce(x, out=x)):
+            with pytest.raises(InvalidArgument, match=CAPTURED.format(comm.rank)):
+                call()
+    graph.replay()
+    assert (comm.allreduce(y) == 2 * cases.total(comm.size)).all()
+
+
 def test_tensors_of_torch(comm, number):
     torch = torch_for_gpu()
     torch.cuda.set_device(number)

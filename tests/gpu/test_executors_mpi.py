@@ -368,6 +368,44 @@ def test_communicators_leave_no_stream(make, comm):
     assert left == 3 * [before]
 
 
+@pytest.mark.parametrize("executor", [*EXECUTORS, "ipc"])
+def test_a_captured_stream_is_refused(make, executor):
+    """Before anything is queued or announced, whatever the call; afterwards all goes on."""
+    sub, device = make(executor), find_device()
+    p, root, stream = sub.size, sub.size - 1, device.new_stream()
+    x, whole = device.array(np.ones(2 * p)), device.array(np.ones(2 * p * p))
+    there = sub.empty(2 * p, device="cuda") if executor == "ipc" else x
+    x_or_none = x if sub.rank == root else None
+    calls = {
+        "x": [
+            lambda: sub.allreduce(x),
+            lambda: sub.allreduce(there, out=there),
+            lambda: sub.iallreduce(x),
+            lambda: sub.broadcast(x, root),
+            lambda: sub.allgather(x, whole),
+            lambda: sub.alltoall(x),
+            lambda: sub.gather(x, root),
+            lambda: sub.isend(x, root),
+        ],
+        "out": [lambda: sub.irecv(x, root), lambda: sub.recv(x, root)],
+        "(x|out)": [lambda: sub.scatter(x_or_none, root, out=x[:2])],
+    }
+    device.use(stream)
+    try:
+        before = sub._sequencer.sequence
+        with device.capture(stream):
+            for argument, each in calls.items():
+                words = f"^rank {sub.rank}: {argument} is passed while its stream is being captured"
+                for call in each:
+                    with pytest.raises(InvalidArgument, match=f"{words} into a CUDA graph.*outsi"):
+                        call()
+        assert sub._sequencer.sequence == before
+        assert (sub.allreduce(there, out=there).get() == (0 if executor == "ipc" else p)).all()
+        assert sub.broken is None
+    finally:
+        device.use(0)
+
+
 def test_what_cannot_be(make, comm):
     """An executor that this library cannot serve is refused on every rank, before any data move."""
     sub, device = make("mpi", MPIDIST_GPU_AWARE="0"), find_device()

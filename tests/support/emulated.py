@@ -34,9 +34,11 @@ class Stream:
     def __init__(self) -> None:
         self._queue: deque[Action] = deque()
         self.queued = self.done = 0
+        self.capturing = False
 
     def put(self, action: Action) -> None:
         """Queue an action."""
+        assert not self.capturing, "work of a graph would run now"
         self._queue.append(action)
         self.queued += 1
 
@@ -58,6 +60,7 @@ class EmulatedEvent:
     def record(self, stream: int) -> None:
         """Put the mark at the end of a stream."""
         found = self._streams[stream]
+        assert not found.capturing, "other streams would wait for a graph"
         self._mark = (found, found.queued)
 
     def synchronize(self) -> None:
@@ -465,6 +468,18 @@ class EmulatedDevice(Shared):
         """The streams that were not released, the default one first."""
         return list(self._streams)
 
+    @contextlib.contextmanager
+    def capture(self, stream: int) -> Iterator[None]:
+        """Capture a stream into a graph, of which nothing is kept: it must stay empty."""
+        found = self._find(stream)
+        found.capturing = True
+        yield
+        found.capturing = False
+
+    def is_capturing(self, stream: int) -> bool:
+        """Return whether a stream is inside :meth:`capture`."""
+        return self._find(stream).capturing
+
     def event(self) -> EmulatedEvent:
         """Return a new event."""
         return EmulatedEvent(self._streams)
@@ -490,6 +505,7 @@ class EmulatedDevice(Shared):
     def synchronize(self, stream: int) -> None:
         """Run the work queued on a stream."""
         found = self._find(stream)
+        assert not found.capturing, "the host would wait for a graph"
         found.run(found.queued)
 
     def _find(self, stream: int) -> Stream:

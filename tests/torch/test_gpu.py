@@ -6,6 +6,7 @@ import pytest
 import mpidist
 from mpidist import Pipeline
 from mpidist.device import find
+from mpidist.errors import InvalidArgument
 from mpidist.gpu.staged import HostStaged
 from mpidist.parallel import DDP, ZeroOptimizer
 from tests.support.emulated import EmulatedDevice, take_tensors_for_a_gpus
@@ -82,6 +83,21 @@ def test_replicas(on_gpu, how):
     assert all(np.array_equal(a, b) for a, b in zip(*got))
     used = {"ddp": "allreduce", "polls": "iallreduce", "zero": "reduce_scatter"}
     assert {used[how], "broadcast"} <= set(staged)
+
+
+def test_a_captured_stream_is_refused(on_gpu):
+    on_gpu()
+
+    def refused(comm):
+        x, device = torch.ones(3), find.find_device()
+        with device.capture(device.current_stream()):
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: x is .* a CUDA graph"):
+                comm.allreduce(x)
+            with pytest.raises(InvalidArgument, match=f"rank {comm.rank}: x is .* a CUDA graph"):
+                comm.iallreduce(x, out=x)
+        return comm.allreduce(x).tolist()
+
+    assert mpidist.run_simulated(2, refused) == [[2.0] * 3] * 2
 
 
 def stages(comm):
