@@ -34,54 +34,6 @@ def test_measure_torch_rows_of_each_way(comm, name, monkeypatch):
         assert row.ratio == pytest.approx(times[GLOO + comma + way] / row.time_us)
 
 
-def of_gloo_fails(method):
-    """Return a collective that raises what PyTorch raises where gloo has none for the tensors."""
-
-    def call(*args, **options):
-        if any(torch.distributed.get_backend(g) == GLOO for g in args if hasattr(g, "rank")):
-            raise RuntimeError("ProcessGroupGloo: unsupported device type\nframe #0: …")
-        return method(*args, **options)
-
-    return call
-
-
-def test_measure_torch_what_gloo_cannot_do_is_a_refusal(comm, monkeypatch):
-    failing = of_gloo_fails(torch.distributed.broadcast)
-    monkeypatch.setattr(torch_bench.dist, "broadcast", failing)
-    results = measure_torch(comm, ["broadcast"], [64], 1, ["async_op"])
-    assert [row.candidate for row in results.rows][:-1] == [BARE, MPIDIST, f"{MPIDIST}, async_op"]
-    assert results.correct and all(row.correct and row.ratio is None for row in results.rows)
-    assert [one.candidate for one in results.unsupported] == [GLOO, f"{GLOO}, async_op"]
-    ranks = ", ".join(map(str, range(comm.size)))
-    for one in results.unsupported:
-        assert (one.work, one.bytes) == ("broadcast", 64)
-        wanted = f"on rank {ranks}: RuntimeError: ProcessGroupGloo: unsupported device type"
-        assert one.reason == wanted
-
-
-def test_measure_torch_steps_that_gloo_cannot_do_are_refusals(comm, monkeypatch):
-    if comm.size == 1:
-        pytest.skip("needs at least 2 ranks")
-    step = torch_bench.Training.step
-
-    def failing(self):
-        if any(getattr(p, "device_mesh", None) is not None for p in self.model.parameters()):
-            (name,) = next(self.model.parameters()).device_mesh.mesh_dim_names
-            if name == GLOO:
-                raise RuntimeError("ProcessGroupGloo: unsupported device type")
-        step(self)
-
-    monkeypatch.setattr(torch_bench.Training, "step", failing)
-    small = Scale(width=64 * comm.size, layers=1, samples=2)
-    results = measure_torch_steps(comm, ["fsdp2"], [small], 1)
-    assert [row.candidate for row in results.rows] == ["mpidist", "no communication"]
-    assert [row.correct for row in results.rows] == [True, None]
-    assert all(row.ratio is None for row in results.rows)
-    (refusal,) = results.unsupported
-    assert (refusal.candidate, refusal.bytes) == (GLOO, None)
-    assert refusal.work == results.rows[0].work and "unsupported device" in refusal.reason
-
-
 def test_measure_torch_wrong_names_are_refused(comm):
     with pytest.raises(InvalidArgument, match="'all_sum'.*all_reduce"):
         measure_torch(comm, ["all_sum"], [4], 1)
