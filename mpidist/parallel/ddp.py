@@ -17,6 +17,7 @@ from ..communicator.communicator import Communicator, check_communicator
 from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from ..measure import counted
+from .autotune import candidates
 from .bucket import Bucket
 from .bucketing import Grouping
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
@@ -30,7 +31,7 @@ from .transport import Hook
 
 log = logging.getLogger("mpidist")
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 SYNC = ("auto", "manual")
 UNUSED = ("skip", "zero", "error")
 
@@ -50,8 +51,9 @@ class DDP(NotCopyable):
         cupy arrays.
     comm : Communicator
         The ranks.
-    bucket_bytes, first_bucket_bytes : int
-        Largest size in bytes of a bucket of gradients, and of the first one.
+    bucket_bytes, first_bucket_bytes : int, optional
+        Largest size in bytes of a bucket of gradients, and of the first one: by default 25 MiB and
+        1 MiB, and on a GPU 1 GiB where nothing overlaps.
     algorithm : str
         Algorithm of the allreduces.  With "auto" one is chosen for each bucket, once, that gives
         the same bits on every rank.
@@ -130,8 +132,8 @@ class DDP(NotCopyable):
         self,
         module: Any,
         comm: Communicator,
-        bucket_bytes: int = 25 * MIB,
-        first_bucket_bytes: int = MIB,
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int | None = None,
         algorithm: str = "auto",
         *,
         sync: str = "auto",
@@ -187,7 +189,11 @@ class DDP(NotCopyable):
         )
         read_buffers = partial(self.framework.buffers, module)
         self.buffer_sync = BufferSync(comm, read_buffers, options["buffers"])
-        limits = (options["bucket_bytes"], options["first_bucket_bytes"])
+        on_device = any(self.framework.stream(p) is not None for _, p in named)
+        # Where buckets are sent at the end of backward, there is nothing to begin early for.
+        late = on_device and candidates(comm, overlap, 1, on_device) == ["none"]
+        bucket, first = (GIB, GIB) if late else (25 * MIB, MIB)
+        limits = options["bucket_bytes"] or bucket, options["first_bucket_bytes"] or first
         grouping = Grouping(self.framework, named, limits, algorithm, comm, sparse)
         if grouping.on_device and getattr(hook, "on_host", False):
             raise Unsupported(
@@ -565,6 +571,8 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
     """Raise InvalidArgument if a module cannot be wrapped with these options."""
     for name in ("bucket_bytes", "first_bucket_bytes", "check_replicas"):
         least, more = (0, "; 0 never compares") if name == "check_replicas" else (1, "")
+        if options[name] is None and name != "check_replicas":
+            continue
         whole(name, options[name], least, f"rank {rank}: ", more)
     choices: tuple[Any, ...]
     for name, choices in (

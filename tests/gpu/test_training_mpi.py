@@ -9,7 +9,7 @@ from mpidist.errors import Unsupported
 from mpidist.nn import Linear
 from mpidist.parallel import DDP
 from mpidist.parallel.hooks import Compress
-from tests.support.gpu_kits import compare_pipeline, compare_replicas, train, train_alone
+from tests.support.gpu_kits import compare_pipeline, compare_replicas, net, train, train_alone
 
 
 @pytest.fixture
@@ -97,3 +97,18 @@ def test_what_has_no_form_on_a_device(sub):
         DDP(net, sub, hook=Compress())
     with pytest.raises(Unsupported, match="overlap='thread': the gradients are on a GPU"):
         DDP(net, sub, overlap="thread")
+
+
+def test_one_bucket_where_nothing_overlaps(comm, emulated_device, monkeypatch):
+    """On a GPU without NCCL buckets are sent at the end; sizes that the user gives are kept."""
+    monkeypatch.setenv("MPIDIST_GPU", "staged")
+    sub = Communicator(comm.backend.split(0, comm.rank), comm.config)
+    for options, one in (({}, True), ({"bucket_bytes": 300, "first_bucket_bytes": 100}, False)):
+        ddp = DDP(net(find_device().array), sub, **options)
+        assert (len(ddp.buckets) == 1) is one
+        ddp.close()
+    monkeypatch.setattr("mpidist.parallel.ddp.MIB", 100)
+    ddp = DDP(net(find_device().array), sub, overlap="polls")
+    assert len(ddp.buckets) > 1
+    ddp.close()
+    sub.free()

@@ -270,7 +270,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("argument", ["bucket_bytes", "first_bucket_bytes"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_bad_bucket_sizes(argument, value):
     def rank_main(comm):
         with pytest.raises(InvalidArgument, match=f"rank 0: {argument}={value}: .*>= 1"):
