@@ -218,6 +218,11 @@ def new_result(
     return result, of_torch().as_tensor(result) if kind == "tensor" else None
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Return whether numpy, cupy or PyTorch had no memory for an array."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 def _kind(x: Any) -> str:
     kind = type(x)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

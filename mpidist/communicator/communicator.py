@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import arguments
 from ..backends.base import Backend, complete
-from ..calls.arrays import as_input, check_shape, kind_of_memory
+from ..calls.arrays import as_input, check_shape, kind_of_memory, lacks_memory
 from ..calls.prepare import Caller, Prepared, check_counts, prepare
 from ..device.recognise import is_on_device
 from ..engine.agreement import check_same_call
@@ -1446,17 +1446,23 @@ class Communicator:
                 alike = self._alike(key, x, out)
                 if alike is not None:
                     return alike.serve(x, out)
-            if self._debug:
-                key = None  # the ranks agree on every call first
-                arguments = {"op": op, "commute": commute, "root": root, "counts": counts}
-                prepared = self._compared(collective, algorithm, False, x, out, arguments)
-            elif collective == "scatter":
-                prepared = self._scattering(x, out, root, counts)
-            elif collective == "alltoall":
-                prepared = self._exchanging(x, out, counts)
-            else:
-                place = self._place
-                prepared = prepare(collective, place, x, out, op, commute, root=root, counts=counts)
+            try:
+                if self._debug:
+                    key = None  # the ranks agree on every call first
+                    arguments = {"op": op, "commute": commute, "root": root, "counts": counts}
+                    prepared = self._compared(collective, algorithm, False, x, out, arguments)
+                elif collective == "scatter":
+                    prepared = self._scattering(x, out, root, counts)
+                elif collective == "alltoall":
+                    prepared = self._exchanging(x, out, counts)
+                else:
+                    prepared = prepare(
+                        collective, self._place, x, out, op, commute, root=root, counts=counts
+                    )
+            except Exception as error:
+                if lacks_memory(error):  # the others may have it, and wait
+                    self._sequencer.cannot_begin(collective, error)
+                raise
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.signature)
             return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
@@ -1466,11 +1472,16 @@ class Communicator:
     ) -> Work:
         """Begin in the background what :meth:`_run` would serve."""
         with self._door:
-            if self._debug:
-                key = None
-                prepared = self._compared(collective, algorithm, True, x, out, arguments)
-            else:
-                prepared = self._prepare(collective, x, out, arguments)
+            try:
+                if self._debug:
+                    key = None
+                    prepared = self._compared(collective, algorithm, True, x, out, arguments)
+                else:
+                    prepared = self._prepare(collective, x, out, arguments)
+            except Exception as error:
+                if lacks_memory(error):
+                    self._sequencer.cannot_begin(collective, error)
+                raise
             if prepared.call.on_device:
                 self._gpu_for(prepared.call.signature)
             return self._service.background.begin(prepared, algorithm, key, x, out)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..backends import rendezvous
@@ -370,6 +371,14 @@ class Sequencer:
             raise self.broke(error, operation, sequence) from error.__cause__
         finally:
             self._setting_up = before
+
+    def cannot_begin(self, collective: str, error: Exception) -> None:
+        """Take the part of this rank in a collective that it has no memory for, to say so.
+
+        Ranks that begin the collective raise CollectiveMismatch, with that text.
+        """
+        with suppress(CommunicationError):  # this rank is to raise `error`
+            self.set_up(f"{collective} without memory ({error})", lambda: None)
 
     def everyone(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order, on every rank; collective.

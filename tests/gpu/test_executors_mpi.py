@@ -483,6 +483,43 @@ def test_a_wrong_environment_on_one_rank(make, comm, monkeypatch):
     assert (sub.allreduce(x).get() == sub.size).all()
 
 
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch's; cupy's is a MemoryError."""
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("where", [*EXECUTORS, "ipc", "host"])
+def test_a_rank_without_memory_for_its_result(make, monkeypatch, where, error):
+    """Its error is the library's own; the others are told whose it is at once, and all goes on."""
+    sub, device = make("" if where == "host" else where), find_device()
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    x, last = np.ones(sub.size), sub.size - 1
+    if where != "host":
+        x = device.array(x) if where != "ipc" else sub.empty(sub.size, device="cuda")
+
+    def fails(*arguments):
+        raise error("all is in use")
+
+    def expected(words):
+        if sub.rank == last:
+            return pytest.raises(error, match="^all is in use$")
+        return pytest.raises(CollectiveMismatch, match=f"{words} on rank {last}")
+
+    for call in (sub.reduce_scatter, sub.alltoall, sub.ireduce_scatter):
+        begins = call == sub.ireduce_scatter
+        told = rf"{call.__name__.removeprefix('i')} without memory \(all is in use\)"
+        with (
+            monkeypatch.context() as patch,
+            expected(f"({told}|a different one)" if begins else told),
+        ):
+            if sub.rank == last:
+                patch.setattr(np if where == "host" else device, "empty", fails)
+            call(x).wait() if begins else call(x)
+        if not begins:  # in the background other ranks may have begun, and then nothing goes on
+            assert sub.allreduce(1) == sub.size
+
+
 def test_debug_tells_a_gpu_from_a_host(make, comm):
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
