@@ -11,7 +11,8 @@ pytestmark = NEEDS_GPU
 
 MIB = 1 << 20
 SIZES = (4096, MIB, 64 * MIB, 256 * MIB)
-IPC, STAGED = 0.5, 0.5  # of what copies alone would take; at 64 MiB turns on the GPU take longer
+# Of what copies alone would take: an H100 and an H200, alone, had 0.40 and 0.55, 0.38 to 0.61.
+IPC, STAGED = 0.3, 0.3
 
 
 @pytest.mark.timeout(300)

@@ -24,8 +24,7 @@ def why_not() -> str | None:
         import nvidia  # noqa: F401
     except ImportError as error:
         return str(error)
-    thrust = _found("include/thrust") + _found("include/cccl/thrust")
-    if not (_found("lib/libnvrtc.so.*") and _found("include/cuda_fp16.h") and thrust):
+    if not _found("lib/libnvrtc.so.*") or not _found("include/cuda_fp16.h"):
         return "no libnvrtc, or no headers of CUDA, are beside this Python"
     return None
 
@@ -59,8 +58,7 @@ def compiled(text: str, options: tuple[str, ...] = ()) -> str:
         ctypes.CDLL(str(builtins))
     library = ctypes.CDLL(str(_found("lib/libnvrtc.so.*")[0]))
     own = os.path.join(os.path.dirname(cupy.__file__), "_core", "include")
-    folders = [own, *_found("include")]
-    folders += _found("include/cccl")  # of CUDA 13
+    folders = [own, *Path(own, "cupy", "_cccl").glob("*/"), *_found("include")]
     given = [*options, *OPTIONS, "-arch=compute_75", *(f"-I{folder}" for folder in folders)]
     program = ctypes.c_void_p()
     status = library.nvrtcCreateProgram(
