@@ -67,6 +67,13 @@ class Executor:
         """
         raise NotImplementedError
 
+    def unknown(self, call: Call, choice: Choice, background: bool) -> str | None:
+        """Return why ranks cannot know of each other whether they all can run a schedule, or None.
+
+        "auto" does not choose such a schedule, which a call can name.  By default None.
+        """
+        return None
+
     def described(self) -> str:
         """Return how the executor works now, for ``comm.explain``; by default its `summary`."""
         return self.summary

@@ -1325,8 +1325,9 @@ class Communicator:
                 raise self._place.wrong(f"without={without!r}: expected some of {allowed}")
             reasons[name] = "excluded by without="
         estimates = chooser.estimates
-        candidates = Candidates(call, replace(means, reasons=reasons))
-        chosen = choose(candidates, "auto", self.config, estimates)
+        means = replace(means, reasons=reasons)
+        chosen = choose(Candidates(call, means), "auto", self.config, estimates)
+        candidates = Candidates(call, replace(means, unknown=lambda _: None))  # by name, all can
         if chosen.missing:
             why = f"{chosen.why}; the first call will calibrate, and may choose by the cost model"
             chosen = replace(chosen, why=why)

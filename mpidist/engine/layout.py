@@ -77,8 +77,6 @@ class Plan:
             for buffer in buffers[::-1]
             if not all(self.ranges[buffer]) or (contract.rooted and buffer not in whole)
         ]
-        # Those of "in" and "out" that every rank has.
-        self.alike = [buffer for buffer in buffers[::-1] if buffer not in apart]
         # Buffers that others reach: where the rank's notes say; at one location on every rank.
         self.noted: list[str] = [buffer for buffer in apart if buffer in reached]
         self.shared: list[str] = [b for b in buffers[::-1] if b in reached - set(apart)]

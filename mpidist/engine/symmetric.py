@@ -106,6 +106,17 @@ class Symmetric(ScheduleExecutor):
             return "it has several meetings, and there is no array of comm.empty() yet"
         return None
 
+    def unknown(self, call: Call, choice: Choice, background: bool) -> str | None:
+        """Return which array must be symmetric besides that of `NEEDS`, or None."""
+        plan, need = self.plan(call, choice), NEEDS.get(call.collective, "")
+        beside = [ARGUMENT[b] for b in plan.whole if b == "out" or not background]
+        wanted = {*plan.needs, *map(ARGUMENT.__getitem__, plan.noted)} - {need}
+        if len(plan.scratch) > beside.count(need):
+            wanted |= {*beside} - {need}
+        if not wanted:
+            return None
+        return f"only each rank knows whether its {' and '.join(sorted(wanted))} is in comm.empty()"
+
     def depends_on(self, call: Call) -> bool:
         """Return whether this rank's array is in symmetric memory, as the call requires it."""
         heap = self.heap
@@ -118,9 +129,6 @@ class Symmetric(ScheduleExecutor):
         if choice is not None:
             plan = self.plan(call, choice)
             found = _locations(plan, call, heap)
-            if plan.mixed:  # on other nodes other buffers may be reached
-                data = {"in": call.x, "out": call.out}
-                found = {b: place for b in plan.alike if (place := heap.find(data[b]))}
             where = " ".join([f"{buffer} {location.key}" for buffer, location in found.items()])
             return f"by {choice.name} in symmetric memory {where}".rstrip()
         location = location_of(call, heap)
@@ -205,8 +213,10 @@ def _locations(plan: Plan, call: Call, heap: Heap, background: bool = False) -> 
         if location is not None:
             found["in"] = found["out"] = location  # one object, only here: x is to be copied
     if plan.scratch:
-        # Operations in the background may read one input at once, but share no shadow.
+        # Operations in the background may read one input at once, but share no shadow.  The array
+        # that must be symmetric comes first: the other one may be anywhere on each rank.
         beside = [b for b in plan.whole if b == "out" or not background]
+        beside.sort(key=lambda b: ARGUMENT[b] != NEEDS.get(call.collective))
         free = [location for b in beside if (location := heap.find(data[b])) is not None]
         for buffer, location in zip(plan.scratch, dict.fromkeys(free)):
             found[buffer] = location

@@ -101,6 +101,8 @@ class Means:
     how: Callable[[str], str] = "the executor {}".format  # how an executor works, by its name
     # Why no executor can run a schedule in shared memory for the call; None if one can.
     cannot_run: Callable[[Choice], str | None] = _no_executor
+    # For "auto": why ranks may not all know that one can run a schedule; None if they do.
+    unknown: Callable[[Choice], str | None] = lambda choice: None
     # The schedules of which an executor runs one for the call by its own name.
     schedules: Callable[[str], Sequence[Choice]] = lambda name: ()
     # An executor of GPU arrays: if it has a rule for the collective, no other may take its place.
@@ -249,6 +251,12 @@ class Chooser:
                 return "its arrays are on a GPU" if call.on_device else _no_executor(choice)
             return runners[0].why_not(call, choice, background)
 
+        def unknown(choice: Choice) -> str | None:
+            memory = choice.algorithm.memory
+            if algorithm != AUTO or memory is None:
+                return None
+            return listed.runners[memory.name][0].unknown(call, choice, background)
+
         def schedules(name: str) -> Sequence[Choice]:
             executor = listed.by_name.get(name)
             return () if executor is None else executor.schedules(call.collective)
@@ -259,7 +267,7 @@ class Chooser:
         required = self._required.get((algorithm, background), "") if call.on_device else ""
         crowded = self._takes_turns if call.on_device else self._crowded
         facts = self.groups, reasons, crowded
-        return Means(*facts, how, cannot_run, schedules, required)
+        return Means(*facts, how, cannot_run, unknown, schedules, required)
 
 
 class Candidates:
@@ -281,7 +289,7 @@ class Candidates:
             choice = self._choices[name] = find(self.call.collective, name)
             reason = why_not(choice, self.call, self.means.groups)
             if reason is None and choice.algorithm.memory is not None:
-                reason = self.means.cannot_run(choice)
+                reason = self.means.cannot_run(choice) or self.means.unknown(choice)
         known[name] = reason
         return reason
 

@@ -171,7 +171,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "reduce": (
         *_SYMMETRIC,
         *_STAGED_OR_SINGLE_COPY,
-        *_in_nodes(("hierarchical_leaders/in_place/binomial", 1 << 20, ANY)),
+        *_in_nodes(("hierarchical_leaders/in_place_fetched/binomial", 1 << 20, ANY)),
         *_LEADERS,
         Rule("hierarchical", _SLICES, 256 << 10, nodes=_SEVERAL, native=True),
         *_NATIVE,
@@ -200,7 +200,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_STAGED_OR_SINGLE_COPY,
         *_in_nodes(
             ("hierarchical/in_place/ring", 512 << 10, ANY),
-            ("hierarchical_leaders/in_place/ring", 512 << 10, ANY),
+            ("hierarchical_leaders/in_place_fetched/ring", 512 << 10, ANY),
             ("hierarchical/slots/ring", 512 << 10, ANY),
         ),
         *_LEADERS,

@@ -42,10 +42,14 @@ def memory_key(call: Call, location: Location, heap: Heap) -> str:
 
     `location` is that of :func:`location_of`.  For gather and scatter the text names only the
     allocation.  For an allreduce or a scan it includes the input, if that is another symmetric
-    array: the other ranks read it there.  A private input is copied into the result first.
+    array: the other ranks read it there, and then have no use for the result of a scan.  A private
+    input is copied into the result first.
     """
     if call.collective in BY_PARTS:
         return f"@{location.allocation.number}"
-    own = call.collective in ("allreduce", "scan") and not call.in_place and call.count > 0
-    source = heap.find(call.x) if own else None
-    return location.key if source is None else f"{location.key} from {source.key}"
+    apart = call.collective in ("allreduce", "scan") and not call.in_place and call.count > 0
+    source = heap.find(call.x) if apart else None
+    if source is None:
+        return location.key
+    own = "" if call.collective == "scan" else f"{location.key} "
+    return f"{own}from {source.key}"

@@ -1,6 +1,8 @@
 """Schedules bound to symmetric memory, run in one process."""
 
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +10,24 @@ import pytest
 from mpidist import InvalidArgument, ScheduleError
 from mpidist.algorithms.in_place import allreduce_in_place
 from mpidist.calls.arrays import owner
+from mpidist.calls.call import Caller
+from mpidist.communicator.explain import example_call
 from mpidist.engine.rooted import rooted_program
+from mpidist.engine.symmetric import Symmetric
+from mpidist.operations import find_op
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, on, parallel, prove
 from mpidist.schedule.registry import find, unregister
+from mpidist.selection.rules import RULES, Place
 
-from ..support.one_node import Ranks, assert_bits, check_bits, expected, filled, lengths
+from ..support.one_node import (
+    Ranks,
+    assert_bits,
+    check_bits,
+    expected,
+    filled,
+    host_of,
+    lengths,
+)
 
 SHIPPED = [
     (a.collective, a.name)
@@ -339,6 +354,73 @@ def test_reasons():
     ):
         op = "sum" if "reduce" in collective else None
         assert ranks.why_not(name, ranks.calls(collective, xs, outs, op=op)) == why
+
+
+def test_what_ranks_know_of_each_other():
+    """Not whether the root's result is symmetric, or the other array of a call."""
+    ranks = Ranks(3)
+    for collective, name, wanted in (
+        ("reduce", "in_place", "out"),
+        ("reduce", "in_place_fetched", None),
+        ("gather", "in_place", "out"),
+        ("gather", "in_place_fetched", None),
+        ("scatter", "in_place", "x"),
+        ("scatter", "in_place_stored", None),
+        ("allreduce", "in_place", None),
+        ("alltoall", "in_place", None),
+    ):
+        op = "sum" if "reduce" in collective else None
+        outs = [np.empty(30) if collective == "gather" else np.empty(10)] * 3
+        xs = [np.empty(30) if collective == "scatter" else np.empty(10)] * 3
+        if collective == "alltoall":
+            xs = outs = [np.empty(30)] * 3
+        for executor, call in zip(ranks.executors, ranks.calls(collective, xs, outs, op=op)):
+            why = executor.unknown(call, find(collective, name), False)
+            assert why is None if wanted is None else f"whether its {wanted} is" in why
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 1, 2), (3, 4)), ((0, 1), (2,))])
+def test_ranks_know_what_the_rules_between_nodes_need(groups):
+    caller = Caller(0, sum(map(len, groups)))
+    place, found = Place(caller.size, len(groups)), set()
+    host = replace(host_of(SimpleNamespace(rank=0, size=caller.size), None), groups=groups)
+    for collective, rules in RULES.items():
+        call = example_call(caller, collective, 4 << 20, find_op("sum"))
+        for name in [rule.choose for rule in rules if "in_place" in rule.choose and rule.at(place)]:
+            choice = find(collective, name)
+            if choice.algorithm.unsupported(caller.size, groups=groups) is None:
+                assert Symmetric(host).unknown(call, choice, False) is None
+                found.add(collective)
+    assert found == {"allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"}
+
+
+def test_scratch_memory_is_beside_the_array_that_all_ranks_have():
+    """The result of an alltoall may be at another place on each rank."""
+
+    @algorithm("alltoall", "own", memory="mapped")
+    def own(rank, size):
+        yield Copy(range(size), range(size), target="tmp")
+        yield Meet(range(size))
+        yield Copy(rank, rank, "tmp")
+        for peer in range(size):
+            if peer != rank:
+                yield Get(peer, rank, source="tmp", to=peer)
+        yield Meet(range(size))
+
+    try:
+        ranks = Ranks(3)
+        calls = ranks.calls("alltoall", ranks.empty(30), ranks.empty(30))
+        choice = find("alltoall", "own")
+        for executor, call in zip(ranks.executors, calls):
+            assert executor.agreed(call, choice) == "by own in symmetric memory tmp @1+0"
+            assert executor.unknown(call, choice, False) is None
+            assert "whether its out is" in executor.unknown(call, choice, True)
+        filled([call.x for call in calls])
+        ranks.run(ranks.bound("own", calls))
+        for rank, call in enumerate(calls):
+            assert (call.out == np.concatenate([c.x[10 * rank :][:10] for c in calls])).all()
+    finally:
+        unregister("alltoall", "own")
 
 
 def test_no_shadow_in_the_background():
