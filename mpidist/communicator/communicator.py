@@ -1276,7 +1276,7 @@ class Communicator:
         memory : {"private", "symmetric"}
             Kind of memory of the arrays: "symmetric" for those of :meth:`empty`.
         without : sequence of {"native", "symmetric", "staged", "single_copy"}
-            Executors to leave out; with a device also "ipc", "nccl" and "mpi".
+            Executors to leave out; with a device also "ipc", "ipc_slots", "nccl" and "mpi".
         device : {"cuda"}, optional
             "cuda" for arrays on a GPU; by default on the host.
 
