@@ -65,7 +65,7 @@ class DeviceHeap:
         self.flags: DeviceAllocation | None = None
         self._slots: DeviceAllocation | None = None
         self._count = 0  # of barriers
-        self.last_stream: int | None = None  # on which the last barrier was queued
+        self.done = device.event()  # the last call with barriers
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return this rank's array of zeros in a new allocation; collective, equal arguments."""

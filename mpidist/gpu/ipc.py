@@ -106,15 +106,16 @@ class IpcExecutor(GpuExecutor):
         """Queue a call on the stream of its result, which is returned; all ranks have begun it."""
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
         stream, heap = data[0].stream, self._heap
-        for other in {a.stream for a in data[1:]} | {heap.last_stream} - {None, stream}:
-            assert other is not None
-            self._event.record(other)  # barriers of one communicator follow each other
+        others = {a.stream for a in data[1:]} - {stream}
+        for other in others:
+            self._event.record(other)
             self._event.block(stream)
+        heap.done.block(stream)  # barriers of one communicator follow each other
         self._queue(call, plan, stream)
-        for other in {a.stream for a in data[1:]} - {stream}:
-            self._event.record(stream)
-            self._event.block(other)
-        heap.last_stream = stream
+        # Here, not at the next call: the stream may not exist any more then.
+        heap.done.record(stream)
+        for other in others:
+            heap.done.block(other)
         return stream
 
     def _queue(self, call: Call, plan: Plan, stream: int) -> None:

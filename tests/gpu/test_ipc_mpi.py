@@ -251,6 +251,21 @@ def test_who_meets_before_what(sub):
         device.use(0)
 
 
+def test_a_stream_that_is_gone(sub):
+    """The next call waits for the last one, whose stream the user has dropped meanwhile."""
+    device, x = find_device(), sub.empty(64, "f8", device="cuda")
+    before = device.current_stream()
+    for turn in range(4):
+        stream = device.new_stream()
+        device.use(stream)
+        x.set(np.full(64, float(sub.rank + turn)))
+        sub.allreduce(x, out=x)
+        device.synchronize(stream)
+        device.use(before)
+        device.release_stream(stream)
+        assert (x.get() == sum(range(turn, turn + sub.size))).all()
+
+
 def test_what_is_refused(sub):
     device, others = find_device(), sub.size > 1
     x, y = (sub.empty(8, "f4", device="cuda") for _ in range(2))
