@@ -93,6 +93,13 @@ class Executor:
         """
         return None
 
+    def rivals(self, call: Call) -> Sequence[str]:
+        """Return the executors that may be faster for a call that this one serves; alike on ranks.
+
+        The first such call tries them out.  By default there are none.
+        """
+        return ()
+
     def make_ready(self) -> None:
         """Set the executor up, before the first call that it serves; collective.
 

@@ -9,6 +9,7 @@ What other ranks read or write is in symmetric memory::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,17 @@ from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..operations import divides_first
 from ..schedule.registry import Choice, find
-from ..selection.names import SYMMETRIC
+from ..selection.names import STAGED, SYMMETRIC
 from ..shared_memory.conditional import ConditionalAction
 from ..shared_memory.heap import Heap, Location
 from ..shared_memory.host import Host
-from ..shared_memory.in_place import NEEDS, location_of, memory_key
+from ..shared_memory.in_place import (
+    NEEDS,
+    OR_IN_PLACE,
+    location_of,
+    memory_key,
+    source_of,
+)
 from ..shared_memory.kernel import one_shot, unowned
 from .layout import ARGUMENT, Plan
 from .one_sided import Binding
@@ -117,10 +124,25 @@ class Symmetric(ScheduleExecutor):
             return None
         return f"only each rank knows whether its {' and '.join(sorted(wanted))} is in comm.empty()"
 
-    def depends_on(self, call: Call) -> bool:
-        """Return whether this rank's array is in symmetric memory, as the call requires it."""
+    def depends_on(self, call: Call) -> tuple[bool, bool]:
+        """Return whether this rank's array is in symmetric memory, as the call requires it.
+
+        And whether others read its input in another one, of collectives that may be in place.
+        """
         heap = self.heap
-        return heap is not None and location_of(call, heap) is not None
+        if heap is None or location_of(call, heap) is None:
+            return False, False
+        return True, source_of(call, heap) is not None
+
+    def rivals(self, call: Call) -> Sequence[str]:
+        """Return the executor of slots, but where the call may be in place on some ranks.
+
+        In far cores what others have read takes long to be written again, and they read the slots
+        instead.  The bits are the same.  In place nothing comes near; but of that ranks do not know
+        of each other, and they have to choose alike.
+        """
+        apart = call.collective not in OR_IN_PLACE or self.depends_on(call)[1]
+        return (STAGED,) if apart else ()
 
     def agreed(self, call: Call, choice: Choice | None) -> str:
         """Return how the call is served, and where its array is, as text that ranks compare."""

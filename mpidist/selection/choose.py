@@ -13,9 +13,9 @@ from ..measure import format_size
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
-from .names import IPC_SLOTS, MPI, NATIVE, NCCL, SINGLE_COPY, STAGED, SYMMETRIC
+from .names import IPC_SLOTS, MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
-from .tuning import AUTO, MEMORIES, kind_for
+from .tuning import AUTO, MEMORIES, PRIVATE, kind_for
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class Means:
     unknown: Callable[[Choice], str | None] = lambda choice: None
     # The schedules of which an executor runs one for the call by its own name.
     schedules: Callable[[str], Sequence[Choice]] = lambda name: ()
+    # The executors to try beside one in symmetric memory, by its name.
+    rivals: Callable[[str], Sequence[str]] = lambda name: ()
     # An executor of GPU arrays: if it has a rule for the collective, no other may take its place.
     required: str = ""
 
@@ -261,13 +263,16 @@ class Chooser:
             executor = listed.by_name.get(name)
             return () if executor is None else executor.schedules(call.collective)
 
+        def rivals(name: str) -> Sequence[str]:
+            return listed.by_name[name].rivals(call)
+
         def how(name: str) -> str:
             return listed.by_name[name].described()
 
         required = self._required.get((algorithm, background), "") if call.on_device else ""
         crowded = self._takes_turns if call.on_device else self._crowded
         facts = self.groups, reasons, crowded
-        return Means(*facts, how, cannot_run, unknown, schedules, required)
+        return Means(*facts, how, cannot_run, unknown, schedules, rivals, required)
 
 
 class Candidates:
@@ -349,7 +354,8 @@ class Candidates:
                 return candidate
             sizes = f"{format_size(least)} to {format_size(most)}"
             return replace(candidate, basis=f"none, as the tuning table was measured for {sizes}")
-        seconds = estimates.tried(call, memory).get(candidate.name)
+        tried = memory == PRIVATE or self.means.rivals(SYMMETRIC)  # else in place, as the example
+        seconds = estimates.tried(call, memory).get(candidate.name) if tried else None
         if seconds is not None and call.nbytes <= TRIED_TO:
             return replace(candidate, seconds=seconds, basis=TRIED)
         choice = candidate.choice
@@ -478,7 +484,8 @@ def _untuned(candidates: Candidates, estimates: Estimates | None) -> Candidate:
     rule = next((rule for rule in holding if candidates.can(rule.choose)), None)
     ways = () if estimates is None or rule is None else _ways(candidates, estimates, rule, place)
     if estimates is not None and rule is not None and len(ways) > 1:
-        times = estimates.tried(call, memory_of(ways))
+        memory = memory_of(ways)
+        times = estimates.tried(call, memory)
         untried = tuple([name for name in ways if name not in times])
         if untried:
             named = candidates.taken(rule.choose, f"shipped rule: {rule}")
@@ -501,9 +508,8 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     which the rules were measured elsewhere: what stands for a call of some bytes on one machine is
     half as fast as another on the next.
 
-    In symmetric memory only slots come near, in far cores: there what others have read takes long
-    to be written again, and others read the slots instead.  The bits are the same.  Where the rules
-    name something else even there, its arrays are tried as private ones, alike on all ranks.
+    Where the rules name something else for symmetric arrays, these are tried as private ones, alike
+    on all ranks.
     """
     call = candidates.call
     if (
@@ -517,10 +523,10 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     ):
         return ()
     if rule.choose == SYMMETRIC:
-        # These may be in place, where nothing comes near, on some of the ranks only: they do not
-        # know it of each other, and have to choose alike.
-        compared = call.collective not in ("allreduce", "scan") and candidates.can(STAGED)
-        return (SYMMETRIC, STAGED) if compared else ()
+        # Slots gain less the longer the arrays, and a trial takes the longer: in far cores an
+        # allreduce of 4 MiB took 0.75 of the time in them, of 16 MiB 1.4; reduce_scatter 0.6, 2.2.
+        rivals = candidates.means.rivals(SYMMETRIC) if call.nbytes <= TRIED_TO else ()
+        return (SYMMETRIC, *filter(candidates.can, rivals))
     names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
     ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.

@@ -21,6 +21,9 @@ NEEDS = {
 BY_PARTS = ("gather", "scatter")
 """Collectives whose symmetric array is each rank's part, at any offset of one allocation."""
 
+OR_IN_PLACE = ("allreduce", "scan")
+"""Collectives whose input may be in the result, on some ranks only: see :func:`source_of`."""
+
 
 def location_of(call: Call, heap: Heap) -> Location | None:
     """Return the location of the array that must be symmetric (see `NEEDS`); None if it is private.
@@ -37,18 +40,27 @@ def location_of(call: Call, heap: Heap) -> Location | None:
     return heap.find(call.out if need == "out" else call.x)
 
 
+def source_of(call: Call, heap: Heap) -> Location | None:
+    """Return where other ranks read the input of an allreduce or a scan; None if in the result.
+
+    There it is if the input is another symmetric array, on every rank: a private input is copied
+    into the result first.
+    """
+    if call.collective not in OR_IN_PLACE or call.in_place or not call.count:
+        return None
+    return heap.find(call.x)
+
+
 def memory_key(call: Call, location: Location, heap: Heap) -> str:
     """Return the text that identifies the symmetric memory of a call; equal on all ranks.
 
     `location` is that of :func:`location_of`.  For gather and scatter the text names only the
-    allocation.  For an allreduce or a scan it includes the input, if that is another symmetric
-    array: the other ranks read it there, and then have no use for the result of a scan.  A private
-    input is copied into the result first.
+    allocation.  Where it has that of :func:`source_of`, others have no use for the result of a
+    scan.
     """
     if call.collective in BY_PARTS:
         return f"@{location.allocation.number}"
-    apart = call.collective in ("allreduce", "scan") and not call.in_place and call.count > 0
-    source = heap.find(call.x) if apart else None
+    source = source_of(call, heap)
     if source is None:
         return location.key
     own = "" if call.collective == "scan" else f"{location.key} "

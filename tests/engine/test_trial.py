@@ -33,7 +33,8 @@ def means_of(groups=ONE_NODE, crowded=False, **reasons):
         runs = {"staged": "slots", "single_copy": "published"}.get(name)
         return [find("allreduce", runs)] if runs else ()
 
-    return Means(groups, private | reasons, crowded, schedules=schedules)
+    rivals = {"symmetric": ("staged",)}.__getitem__
+    return Means(groups, private | reasons, crowded, schedules=schedules, rivals=rivals)
 
 
 def chosen(call, estimates, means=None, config=None, algorithm="auto"):
@@ -126,6 +127,12 @@ def test_what_the_rules_name_stands_unless_another_is_clearly_faster():
         assert found.why.endswith(kept) == (name == "staged")
 
 
+@pytest.mark.parametrize(("nbytes", "tries"), [(4 << 20, True), (5 << 20, False), (1 << 30, False)])
+def test_long_symmetric_calls_are_not_tried(nbytes, tries):
+    means = means_of(symmetric=None)
+    assert bool(chosen(call_of(nbytes), estimates_of(), means).untried) is tries
+
+
 def test_sizes_share_a_trial_with_the_nearest_power_of_two():
     estimates = estimates_of()
     times = dict.fromkeys(WAYS, 1e-6)
@@ -166,7 +173,7 @@ def test_a_way_that_cannot_serve_is_not_taken():
     [
         (call_of((16 << 10) - 1), {}, {}),
         (call_of(64 << 10, op=find_op(np.fmax)), {}, {}),
-        (call_of(64 << 10), {"symmetric": None}, {}),
+        (call_of(64 << 10), {"symmetric": None, "staged": "no memory"}, {}),
         (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
         (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
         (call_of(64 << 10), {"crowded": True}, {}),

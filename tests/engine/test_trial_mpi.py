@@ -3,6 +3,7 @@
 from contextlib import suppress
 from functools import partial
 
+import ml_dtypes  # noqa: F401  registers bfloat16
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -108,6 +109,52 @@ def test_calls_of_symmetric_arrays_try_slots(comm, made, collective):
     (times,) = tried._service.chooser.estimates._trials.values()
     assert times.keys() == {"symmetric", "staged"}
     assert len(tried._service.heap._allocations) == before
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "scan"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_two_symmetric_arrays_try_slots(comm, made, collective, dtype, op):
+    """The choice changes no bits; in place, and of a private array, nothing is tried."""
+    if (collective, op) == ("scan", "mean"):
+        op = "prod"
+    tried, count = made(), (128 << 10) // np.dtype(dtype).itemsize + 3
+    x, out = tried.empty(count, dtype), tried.empty(count, dtype)
+    x[:] = np.random.default_rng(comm.rank).random(count) - 0.5
+    call, trials = getattr(tried, collective), tried._service.chooser.estimates._trials
+    bits = []
+    for source in (x.copy(), out):
+        out[:] = x
+        bits.append(call(source, op, out=out).tobytes())
+    assert not trials
+    for algorithm in ("auto", "auto", "symmetric", "staged"):
+        bits.append(call(x, op, out=out, algorithm=algorithm).tobytes())
+    assert len(set(bits)) == 1
+    (times,) = trials.values()
+    assert times.keys() == {"symmetric", "staged"}
+    assert tried.explain(collective, x.nbytes, memory="symmetric")[0].why.startswith("shipped")
+
+
+@pytest.mark.parametrize("name", ["symmetric", "staged"])
+def test_the_faster_of_both_serves_two_symmetric_arrays(comm, made, name):
+    """And in place, what has been chosen for them stands back."""
+    tried = made()
+    x, out = tried.empty(COUNT), tried.empty(COUNT)
+    estimates, served = tried._service.chooser.estimates, []
+    learn = estimates.learn_trial
+
+    def forced(call, memory, times):
+        learn(call, memory, dict.fromkeys(times, 1.0) | {name: 0.1})
+
+    estimates.learn_trial = forced
+    tried._service.note = served.append
+    for turn in range(3):
+        for source in (x, out):
+            source[:] = turn + comm.rank
+            tried.allreduce(source, out=out)
+            assert (out == turn * comm.size + sum(range(comm.size))).all()
+    found = [one.executor for one in served]
+    assert found[-2:] == [name, "symmetric"], found
 
 
 def test_symmetric_calls_are_served_where_there_is_no_memory_to_try(comm, made, monkeypatch):
