@@ -146,8 +146,12 @@ class Plans:
     def fitting(
         self, call: Call, choice: Choice, pieces: int, fits: Callable[[Plan], bool]
     ) -> Plan:
-        """Return the plan with `pieces`, or as many more as it takes until it fits into a slot."""
-        elements = longest_block(call, choice) // max(call.dtype.itemsize, 1)  # none is cut
+        """Return the plan with `pieces` of each block, doubled until it fits into a slot.
+
+        A slot has one size for all calls: what is longer goes through it piece by piece.  A plan
+        that does not fit even in pieces of one element is returned, too: its caller refuses it.
+        """
+        elements = longest_block(call, choice) // max(call.dtype.itemsize, 1)
         plan = self.find(call, choice, pieces)
         while "pieces" in choice.algorithm.uses and pieces < elements and not fits(plan):
             pieces = min(2 * pieces, elements)

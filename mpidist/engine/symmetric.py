@@ -249,6 +249,8 @@ def _note(heap: Heap, bank: list[int], buffer: str, location: Location | None) -
     """Return the action that writes where this rank's array is, before the arrival."""
     lines, note = heap.lines, NOTES[buffer]
     noted = (0, 0) if location is None else (location.allocation.number, location.offset)
+    # Compiled code skips the write if the note has these words from an earlier call.  It looks into
+    # bank 0, as it runs blocking calls only; Python writes always, into the bank that a run takes.
     words, first = lines.words, lines.note_index([0], lines.rank) + note
 
     def write() -> None:

@@ -111,6 +111,7 @@ def name_blocks(blocks: tuple[int, ...], count: int, buffer: str = "out") -> str
     prefix = "" if buffer == "out" else buffer
     if count == 1:
         return prefix
+    # Of tmp a schedule may use fewer blocks than `count`, or more: these need not be all.
     if blocks == tuple(range(count)) and buffer != "tmp":
         return f"{prefix}[all]"
     return f"{prefix}[{name_numbers(blocks)}]"
