@@ -295,7 +295,8 @@ def test_copy_of_a_wrapped_module_is_not_wrapped(comm):
             act(model)
 
 
-def test_deleted_wrapper_hears_nothing(comm):
+def test_deleted_wrapper_lets_go_of_its_module(comm):
+    """Kept alive by a hook of the module, it would make the next DDP refuse the module."""
     net = nn.Linear(2, 2)
     for _ in range(3):
         model = DDP(net, comm, overlap="polls")
