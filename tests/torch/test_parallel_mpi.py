@@ -5,6 +5,7 @@ parallel on a part of it; losses and parameters must be the same within rounding
 """
 
 import copy
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -116,19 +117,15 @@ def test_ddp_as_over_gloo(rank):
     same(ended[0], ended[1], 1e-5)
 
 
-def test_ddp_accumulates(rank):
-    """no_sync, static graph and unused parameters."""
-    wanted = net()
-    model = nn.parallel.DistributedDataParallel(net(), find_unused_parameters=True)
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_ddp_accumulates(rank, options):
+    """A backward within no_sync() only adds; the next one averages the sum of both."""
+    wanted, model = net(), nn.parallel.DistributedDataParallel(net(), **options)
     x, y = batches()
-    for some in (wanted, model):
-        mine = (lambda t: t) if some is wanted else (lambda t: part(t, rank))
-        if some is model:
-            with model.no_sync():
-                (model(mine(x[0])) - mine(y[0])).pow(2).mean().backward()
-        else:
-            (wanted(x[0]) - y[0]).pow(2).mean().backward()
-        (some(mine(x[1])) - mine(y[1])).pow(2).mean().backward()
+    for step in (0, 1):
+        (wanted(x[step]) - y[step]).pow(2).mean().backward()
+        with nullcontext() if step else model.no_sync():
+            (model(part(x[step], rank)) - part(y[step], rank)).pow(2).mean().backward()
     for p, q in zip(wanted.parameters(), model.parameters()):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-12, atol=1e-12)
 
