@@ -96,8 +96,8 @@ def test_sparse_gradients_equal_those_of_one_process(comm):
         model.close()
 
 
-def test_sparse_gradients_unused_or_dense_on_a_rank(comm):
-    """What `unused` says holds for them, too; one that is dense on a rank is dense on all."""
+def test_unused_sparse_gradients_are_zeros_or_refused(comm):
+    """As `unused` says; the zeros are sparse, too."""
     index = torch.tensor([1, comm.rank + 2])
     model = DDP(bag_of_words(), comm, unused="zero")
     model(index, False).sum().backward()
@@ -108,32 +108,40 @@ def test_sparse_gradients_unused_or_dense_on_a_rank(comm):
         model(index, True).sum().backward()
     model.close()
 
+
+def test_sparse_gradient_that_is_dense_on_one_rank(comm):
+    """It is dense on all ranks, also where it is sparse or None; in the next step sparse again."""
     model = DDP(bag_of_words(), comm, check_replicas=1)
-    words = model.module.words.weight
+    words, bias = model.module.words.weight, model.module.head.bias
     for dense_on in (0, comm.size - 1):
         model.zero_grad()
-        loss = model(index, False).sum()
+        loss = model(torch.tensor([1, comm.rank + 2]), False).sum()  # words below 5
+        if comm.rank == 0 and comm.size > 1:
+            loss = bias.sum()  # no word: its gradient is None, or only dense
         if comm.rank == dense_on:
             loss = loss + words.sum() * comm.size
-        if comm.rank or comm.size == 1:
-            loss.backward()
-        else:  # a batch that uses the dense way only, or nothing
-            (words.sum() * comm.size * (dense_on == 0) + model.module.head.bias.sum()).backward()
-        assert not words.grad.is_sparse and float(words.grad[30:].sum()) == 30.0
+        loss.backward()
+        assert not words.grad.is_sparse and (words.grad[5:] == 1).all()
     model.zero_grad()
     rows = torch.ones(1, 3).double()
     words.grad = torch.sparse_coo_tensor([[comm.rank]], rows, (40, 3), check_invariants=True)
-    model.sync_gradients()
     expected = torch.zeros(40, 3).double()
     expected[: comm.size] = 1 / comm.size
-    torch.testing.assert_close(words.grad.to_dense(), expected)
-    assert words.grad.is_sparse
-    model.sync_gradients()  # nothing has changed
-    torch.testing.assert_close(words.grad.to_dense(), expected)
+    for _ in range(2):  # the second time nothing is left to average
+        model.sync_gradients()
+        torch.testing.assert_close(words.grad.to_dense(), expected)
+        assert words.grad.is_sparse
 
-    other = DDP(nn.Embedding(9, 2, sparse=True), comm)  # no bucket at all
-    other(torch.tensor([comm.rank])).sum().backward()
-    assert other.module.weight.grad._nnz() == comm.size and not other.buckets
+
+def test_model_with_sparse_gradients_only(comm):
+    """It has no bucket."""
+    model = DDP(nn.Embedding(9, 2, sparse=True), comm)
+    model(torch.tensor([comm.rank])).sum().backward()
+    assert model.module.weight.grad._nnz() == comm.size and not model.buckets
+
+
+def test_sparse_gradients_are_refused(comm):
+    """By ZeroOptimizer; and by DDP if the ranks disagree on which are sparse."""
     with pytest.raises(Unsupported, match=f"rank {comm.rank}: ZeroOptimizer: .*weight are sparse"):
         ZeroOptimizer(torch.optim.SGD, DDP(nn.Embedding(4, 2, sparse=True), comm), lr=0.1)
     if comm.size > 1:
