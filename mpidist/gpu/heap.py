@@ -65,7 +65,8 @@ class DeviceHeap:
         self.flags: DeviceAllocation | None = None
         self._slots: DeviceAllocation | None = None
         self._count = 0  # of barriers
-        self.done = device.event()  # the last call with barriers
+        # After the last barrier: its stream may be gone by the next one, and its number another's.
+        self.last = device.event()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return this rank's array of zeros in a new allocation; collective, equal arguments."""

@@ -105,17 +105,16 @@ class IpcExecutor(GpuExecutor):
     def serve(self, call: Call, plan: Plan) -> int:
         """Queue a call on the stream of its result, which is returned; all ranks have begun it."""
         data = [a for a in (call.out, call.x) if isinstance(a, DeviceArray)]
-        stream, heap = data[0].stream, self._heap
+        stream, last = data[0].stream, self._heap.last
         others = {a.stream for a in data[1:]} - {stream}
         for other in others:
             self._event.record(other)
             self._event.block(stream)
-        heap.done.block(stream)  # barriers of one communicator follow each other
+        last.block(stream)  # barriers of one communicator follow each other
         self._queue(call, plan, stream)
-        # Here, not at the next call: the stream may not exist any more then.
-        heap.done.record(stream)
+        last.record(stream)
         for other in others:
-            heap.done.block(other)
+            last.block(other)
         return stream
 
     def _queue(self, call: Call, plan: Plan, stream: int) -> None:

@@ -94,6 +94,26 @@ def test_slots_take_turns(make):
         device.use(0)
 
 
+@pytest.mark.parametrize("memory", ["symmetric", "private"])
+def test_after_a_stream_that_is_gone(make, memory):
+    """Its work is done before the next call's: its number means nothing any more."""
+    sub, device = make(executor=""), find_device()
+    stream = device.new_stream()
+    x = sub.empty(9, device="cuda") if memory == "symmetric" else device.array(np.zeros(9))
+    try:
+        for _ in range(3):
+            device.use(stream)
+            x.set(np.ones(9))
+            sub.allreduce(x, out=x, algorithm="ipc" if memory == "symmetric" else "ipc_slots")
+            assert (x.get() == sub.size).all()
+            device.use(0)
+            device.release_stream(stream)
+            assert (sub.allreduce(x, algorithm="ipc_slots").get() == sub.size**2).all()
+            stream = device.new_stream()
+    finally:
+        device.use(0)
+
+
 def test_symmetric_and_private_arrays(make):
     """Both meet by the same words."""
     sub = make(executor="")

@@ -51,7 +51,8 @@ class NcclQueue:
 
     def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):
         self.backend, self.device = backend, backend.device
-        self._event, self._last_stream = self.device.event(), None  # type: Any, int | None
+        self._event = self.device.event()
+        self._last: Any = self.device.event()  # of the last call, whose stream may be gone by now
         self._side_stream: int | None = None
         self._scratch = InFlight()
         self.watch = NcclWatch(backend, broke)
@@ -116,12 +117,10 @@ class NcclQueue:
         """Make `stream` wait for earlier work on the arrays, and for the last NCCL call."""
         # The current stream too: new scratch memory may have been freed there a moment ago, while
         # what used it is still queued.
-        before = {self._last_stream, self.device.current_stream(), *(a.stream for a in arrays)}
-        for other in before - {None, stream}:
-            assert other is not None
+        self._last.block(stream)
+        for other in {self.device.current_stream(), *(a.stream for a in arrays)} - {stream}:
             self._event.record(other)
             self._event.block(stream)
-        self._last_stream = stream
 
     def _let_wait(self, stream: int, after: set[int]) -> None:
         for other in after - {stream}:
@@ -131,7 +130,7 @@ class NcclQueue:
     def _watch(
         self, call: Call, stream: int, timeout: float | None, check: Action | None = None
     ) -> Any:
-        event = self.device.event()
+        self._last = event = self.device.event()
         event.record(stream)
         end = None if timeout is None else time.monotonic() + timeout
         self.watch.add(Queued(event, end, call.signature, check))

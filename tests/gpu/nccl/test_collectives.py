@@ -37,6 +37,19 @@ def test_background_calls_wait_on_streams(by_nccl):
     by_nccl(2, check)
 
 
+def test_after_a_stream_that_is_gone(by_nccl):
+    def check(comm, library):
+        device = find_device()
+        stream = device.new_stream()
+        device.use(stream)
+        assert (comm.allreduce(device.array(np.ones(5))).get() == 2).all()
+        device.use(0)
+        device.release_stream(stream)
+        assert (comm.allreduce(device.array(np.ones(5))).get() == 2).all()
+
+    by_nccl(2, check, "nccl")
+
+
 @pytest.mark.parametrize("first", ["test", "wait", "watch"])
 def test_background_calls_are_compared(by_nccl, monkeypatch, first):
     """Both ranks are told of the two calls, and neither waits for the deadline in NCCL."""
