@@ -208,8 +208,8 @@ class Ipc(IpcExecutor):
 class IpcSlots(IpcExecutor):
     """Executor of collectives of private arrays on GPUs, copied through two slots of each rank.
 
-    The slots take turns from one of its calls to the next.  The ranks' streams have met in the call
-    between two that use one slot, so nothing is still read there.
+    The slots take turns from one of its calls to the next.  The streams of all ranks have met in
+    the call between two that use one slot, so nothing is still read there.
     """
 
     name, summary = IPC_SLOTS, "through slots in memory that the GPUs share"
@@ -259,6 +259,11 @@ class IpcSlots(IpcExecutor):
             self._held.hold(done, self._scratch)
             self._scratch = []
         return stream
+
+    def _queue(self, call: Call, plan: Plan, stream: int) -> None:
+        if not plan.phases.meets_all:  # but only some ranks, as a schedule of the user's may
+            self._heap.barrier([r for r in range(call.size) if r != call.rank], stream)
+        super()._queue(call, plan, stream)
 
     def places(self, call: Call, plan: Plan) -> dict[Any, int]:
         layout, item, slots = plan.layout(call), call.dtype.itemsize, self._heap.slots(self._turn)

@@ -80,6 +80,7 @@ class Phases:
     # enough for; and for each of the scratch memory of copies that overlap.
     held: dict[Cell, set[Cell]] = field(default_factory=dict)
     complete: bool = True  # whether every Fold has the operands of all ranks
+    meets_all: bool = True  # whether there is a meeting in which all ranks of a node await all
     meetings: int = 0  # the most on any node
     has_messages: bool = False  # on any rank
     messages_first: bool = False  # on this node, before the first meeting of a rank
@@ -118,8 +119,10 @@ def phases_of(
         if rank in group:
             made.stored = [{} for _ in range(len(order) + 1)]
         made.meetings = max(made.meetings, len(order))
+        of_all = set(range(len(order)))
         for peer, theirs in rounds.items():
             phases, awaits = _in_phases(peer, theirs, order)
+            of_all &= {n for n, found in enumerate(awaits) if len(found) == len(group) - 1}
             if peer == rank:
                 mine, made.awaits = phases, awaits
             for number, phase in enumerate(phases):
@@ -132,6 +135,7 @@ def phases_of(
                     for row in part:
                         made.complete &= len(row.ranks) in (0, sum(map(len, groups)))
                         _note(made, number, row, rank, peer, results)
+        made.meets_all &= bool(of_all)
     uses = Counter(chain.from_iterable(map(partial(_read, rank), chain.from_iterable(mine))))
     private = "" if (rank, "tmp") in made.reached else "tmp"
     made.rows = [_joined(phase, uses, private) for phase in mine]

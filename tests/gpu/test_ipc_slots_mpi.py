@@ -3,6 +3,8 @@
 So a slot that is written before all ranks have read it gives a wrong result.
 """
 
+import time
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from mpidist.device.find import find_device
 from mpidist.errors import CollectiveMismatch, Unsupported
 from mpidist.gpu import heap, ipc
 from mpidist.operations import OPS, kind_of
+from mpidist.schedule import Copy, Get, Meet, algorithm
+from mpidist.schedule.registry import unregister
 from tests.support import collectives as cases
 from tests.support.gpu_kits import OnDevice
 
@@ -168,6 +172,46 @@ def test_where_one_rank_has_no_memory(make, monkeypatch):
     assert "ipc_slots" not in names
     reasons = {one.name: one.why for one in sub.explain("allreduce", 1 << 20, device="cuda")[1]}
     assert f"on rank {last}: out of memory" in reasons["ipc_slots"]
+
+
+@pytest.fixture
+def from_root():
+    """A user's schedule in which the root meets each of the others by itself."""
+
+    @algorithm("broadcast", "by_pairs", memory="slots")
+    def by_pairs(rank, size, *, root):
+        """The others fetch the root's slot, each after a meeting with the root alone.
+
+        Rounds: size.  Bytes per rank: n.
+        """
+        others = [peer for peer in range(size) if peer != root]
+        yield Copy(0, 0, target="slot0") if rank == root else ()
+        for peer in others:
+            if rank in (root, peer):
+                yield Meet((root, peer))
+        yield Copy(0, 0) if rank == root else Get(root, 0, source="slot0")
+
+    yield
+    unregister("broadcast", "by_pairs")
+
+
+def test_turns_without_a_meeting_of_all(make, from_root, monkeypatch):
+    """Not all ranks have met in the call between, but the slot is not written too early."""
+    sub, device = make(), find_device()
+    last = sub.size - 1
+    launch = device.launch
+
+    def late(action, stream):
+        launch(lambda: (time.sleep(0.05), action()), stream)
+
+    if sub.rank == last:  # it fetches late
+        monkeypatch.setattr(device, "launch", late)
+    roots = [0, min(1, last), 0]
+    there = [device.array(np.full(5, sub.rank + 10.0 * k)) for k in range(3)]
+    for x, root in zip(there, roots):
+        sub.broadcast(x, root, algorithm="by_pairs")
+    for k, x in enumerate(there):
+        assert (x.get() == 10.0 * k + roots[k]).all()
 
 
 def test_half_precision_by_name(make):
