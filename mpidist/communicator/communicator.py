@@ -1460,13 +1460,13 @@ class Communicator:
                     prepared = prepare(
                         collective, self._place, x, out, op, commute, root=root, counts=counts
                     )
+                if prepared.call.on_device:
+                    self._gpu_for(prepared.call.signature)
+                return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
             except Exception as error:
                 if lacks_memory(error):  # the others may have it, and wait
                     self._sequencer.cannot_begin(collective, error)
                 raise
-            if prepared.call.on_device:
-                self._gpu_for(prepared.call.signature)
-            return self._service.serve(prepared, algorithm, key=key, x=x, out=out)
 
     def _begin(
         self, collective: str, algorithm: str, key: tuple | None, x: Any, out: Any, **arguments: Any
@@ -1479,13 +1479,13 @@ class Communicator:
                     prepared = self._compared(collective, algorithm, True, x, out, arguments)
                 else:
                     prepared = self._prepare(collective, x, out, arguments)
+                if prepared.call.on_device:
+                    self._gpu_for(prepared.call.signature)
+                return self._service.background.begin(prepared, algorithm, key, x, out)
             except Exception as error:
                 if lacks_memory(error):
                     self._sequencer.cannot_begin(collective, error)
                 raise
-            if prepared.call.on_device:
-                self._gpu_for(prepared.call.signature)
-            return self._service.background.begin(prepared, algorithm, key, x, out)
 
     def _prepare(self, collective: str, x: Any, out: Any, arguments: dict[str, Any]) -> Prepared:
         """Return the call of these arguments; scatter and alltoall may exchange shapes first."""

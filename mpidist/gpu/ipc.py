@@ -15,7 +15,6 @@ from ..backends.executor import ONCE, Use
 from ..backends.program import Program, library_call
 from ..calls.call import Call
 from ..device.array import DeviceArray
-from ..device.base import InFlight
 from ..device.recognise import as_device_array
 from ..engine.layout import ARGUMENT, Plan, Plans
 from ..engine.schedules import UNEVEN
@@ -219,8 +218,7 @@ class IpcSlots(IpcExecutor):
         super().__init__(unavailable, heap, service)
         self.ready = unavailable is not None
         self._turn = 0
-        self._scratch: list[Any] = []  # of the call that is being queued
-        self._held = InFlight()
+        self._scratch: list[DeviceArray] = []  # the last is the longest; calls use the others still
         self._shipped = {collective: find(collective, "slots") for collective in SLOTS}
 
     def make_ready(self) -> None:
@@ -251,14 +249,19 @@ class IpcSlots(IpcExecutor):
     def agreed(self, call: Call, choice: Choice | None) -> str:
         return f"by {choice.name} through slots" if choice else self.name
 
-    def serve(self, call: Call, plan: Plan) -> int:
-        stream = super().serve(call, plan)
-        if self._scratch:
-            done = self._device.event()
-            done.record(stream)
-            self._held.hold(done, self._scratch)
-            self._scratch = []
-        return stream
+    def bind(self, call: Call, choice: Choice | None, use: Use = ONCE) -> Program:
+        """Return the program; a rank without scratch memory raises before the others depend on it.
+
+        The memory is kept: its uses follow each other, as calls do.
+        """
+        plan = self.plan(call, choice)
+        nbytes = sum(made.size for made in plan.layout(call).scratch) * call.dtype.itemsize
+        if nbytes and (not self._scratch or self._scratch[-1].nbytes < nbytes):
+            made = self._device.empty((1 << (nbytes - 1).bit_length(),), np.dtype(np.uint8))
+            self._scratch.append(as_device_array(made, call.rank))
+            self._event.record(self._scratch[-1].stream)  # on which it may have been freed just now
+            self._event.block((call.x if call.out is None else call.out).stream)
+        return library_call(partial(self.serve, call, plan))
 
     def _queue(self, call: Call, plan: Plan, stream: int) -> None:
         if not plan.phases.meets_all:  # but only some ranks, as a schedule of the user's may
@@ -269,10 +272,10 @@ class IpcSlots(IpcExecutor):
         layout, item, slots = plan.layout(call), call.dtype.itemsize, self._heap.slots(self._turn)
         self._turn = 1 - self._turn
         at: dict[Any, int] = {}
+        free = self._scratch[-1].pointer if self._scratch else 0
         for scratch in layout.scratch:
-            made = self._device.empty((scratch.size * item,), np.dtype(np.uint8))
-            self._scratch.append(made)
-            at[scratch] = as_device_array(made, call.rank).pointer
+            at[scratch] = free
+            free += scratch.size * item
         for key in layout.lengths:
             owner, kind = key
             if kind in layout.starts:

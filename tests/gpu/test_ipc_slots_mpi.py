@@ -174,6 +174,40 @@ def test_where_one_rank_has_no_memory(make, monkeypatch):
     assert f"on rank {last}: out of memory" in reasons["ipc_slots"]
 
 
+def test_where_one_rank_has_no_scratch_memory(make, monkeypatch):
+    """The others are told, no stream waits for one that queues nothing, and all goes on."""
+    sub, device = make(2048), find_device()
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    last = sub.size - 1
+
+    def full(*_):
+        raise MemoryError("all is in use")
+
+    def reduce(n):
+        sub.reduce(arrays[n], out=results[n] if sub.rank == 0 else None)
+
+    arrays = {n: device.array(np.full(n, sub.rank + 1.0)) for n in (100, 400)}
+    results = {n: device.array(np.zeros(n)) for n in arrays}
+    reduce(100)
+    with monkeypatch.context() as patch:
+        if sub.rank == last:
+            patch.setattr(device, "empty", full)
+            expected = pytest.raises(MemoryError, match="^all is in use$")
+        else:
+            told = rf"reduce without memory \(all is in use\) on rank {last}"
+            expected = pytest.raises(CollectiveMismatch, match=told)
+        with expected:
+            reduce(400)
+        reduce(100)
+    for n in (400, 100, 400):  # what a call has is not taken from it
+        reduce(n)
+    if sub.rank == 0:
+        assert all((out.get() == cases.total(sub.size)).all() for out in results.values())
+    else:
+        device.finish()
+
+
 @pytest.fixture
 def from_root():
     """A user's schedule in which the root meets each of the others by itself."""
