@@ -247,13 +247,9 @@ class CudaDevice:
         wait_word(pointer, value, stream, self._flushes)
 
     def combines(self, dtype: np.dtype) -> bool:
-        """Return whether the dtype is bfloat16 or one that cupy has, in native byte order."""
-        return (
-            dtype.name in HALVES
-            or dtype.kind in "biufc"
-            and dtype.isnative
-            and dtype.char not in "gG"
-        )
+        """Return whether the dtype is bfloat16 or one that cupy has, and in native byte order."""
+        known = dtype.name in HALVES or (dtype.kind in "biufc" and dtype.char not in "gG")
+        return known and dtype.isnative
 
     def combine(
         self,

@@ -104,6 +104,16 @@ def test_kernels_compile(op):
                 assert ".ftz" not in ptx.replace("setp.nan.ftz", ""), dtype
 
 
+def test_dtypes_of_kernels():
+    """Others would break a call that has begun; a name says nothing about the byte order."""
+    from mpidist.device.cuda import CudaDevice
+
+    combines = object.__new__(CudaDevice).combines
+    assert all(combines(np.dtype(name)) for name in (*DTYPES, "bool", "bfloat16"))
+    without = ">f2", ">f4", "float8_e4m3fn", "longdouble", "S2", "M8[s]"
+    assert not any(combines(np.dtype(name)) for name in without)
+
+
 @needs_compiler
 def test_as_many_ranks_as_one_kernel_serves():
     """Its arguments are an array in and one out of each rank, and there is room for 4 KiB."""
