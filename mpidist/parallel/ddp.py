@@ -53,7 +53,7 @@ class DDP(NotCopyable):
         The ranks.
     bucket_bytes, first_bucket_bytes : int, optional
         Largest size in bytes of a bucket of gradients, and of the first one: by default 25 MiB and
-        1 MiB, and on a GPU 1 GiB where nothing overlaps.
+        1 MiB, and on a GPU where nothing overlaps 1 GiB and that of the others.
     algorithm : str
         Algorithm of the allreduces.  With "auto" one is chosen for each bucket, once, that gives
         the same bits on every rank.
@@ -192,8 +192,8 @@ class DDP(NotCopyable):
         on_device = any(self.framework.stream(p) is not None for _, p in named)
         # Where buckets are sent at the end of backward, there is nothing to begin early for.
         late = on_device and candidates(comm, overlap, 1, on_device) == ["none"]
-        bucket, first = (GIB, GIB) if late else (25 * MIB, MIB)
-        limits = options["bucket_bytes"] or bucket, options["first_bucket_bytes"] or first
+        bucket = options["bucket_bytes"] or (GIB if late else 25 * MIB)
+        limits = bucket, options["first_bucket_bytes"] or (bucket if late else MIB)
         grouping = Grouping(self.framework, named, limits, algorithm, comm, sparse)
         if grouping.on_device and getattr(hook, "on_host", False):
             raise Unsupported(

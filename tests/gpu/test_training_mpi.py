@@ -103,7 +103,8 @@ def test_one_bucket_where_nothing_overlaps(comm, emulated_device, monkeypatch):
     """On a GPU without NCCL buckets are sent at the end; sizes that the user gives are kept."""
     monkeypatch.setenv("MPIDIST_GPU", "staged")
     sub = Communicator(comm.backend.split(0, comm.rank), comm.config)
-    for options, one in (({}, True), ({"bucket_bytes": 300, "first_bucket_bytes": 100}, False)):
+    given = {"bucket_bytes": 300, "first_bucket_bytes": 100}
+    for options, one in (({}, True), (given, False), ({"bucket_bytes": 300}, False)):
         ddp = DDP(net(find_device().array), sub, **options)
         assert (len(ddp.buckets) == 1) is one
         ddp.close()
