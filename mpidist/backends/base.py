@@ -198,8 +198,8 @@ class Backend(Protocol):
     hosts : sequence
         A key per rank; ranks with equal keys share a node.
     crowded : bool
-        Whether this node has more ranks than cores.  The rules of ``algorithm="auto"`` depend on
-        it.
+        Whether a node has more ranks than cores; equal on all ranks, because the rules of
+        ``algorithm="auto"`` depend on it.
     native : Native or None
         The backend's own collectives; None if it has none.
     shares_memory : bool

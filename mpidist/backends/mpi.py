@@ -161,10 +161,16 @@ class MpiBackend(Backend):
         if absent:  # on one rank, thus on all: either all boards are shared, or none
             tag = tags_of(self.tag_limit).roll_call
             self.roll_call = RollCall(self.comm, tag, absent, self.board)
-        crowded = len(self.board.ranks) > len(set().union(*(cores[r] for r in self.board.ranks)))
-        self._looks = LOOKS_CROWDED if crowded else LOOKS
-        self.patience = SPINS_CROWDED if crowded else SPINS
-        self.crowded = crowded
+
+        def crowded(ranks: Sequence[int]) -> bool:
+            return len(ranks) > len(set().union(*(cores[r] for r in ranks)))
+
+        here = crowded(self.board.ranks)
+        self._looks = LOOKS_CROWDED if here else LOOKS
+        self.patience = SPINS_CROWDED if here else SPINS
+        nodes = [[r for r in range(self.size) if firsts[r] == first] for first in set(firsts)]
+        # Of any node, for the ranks choose by it, and have to choose alike.
+        self.crowded = any(map(crowded, nodes)) if self.shares_memory else here
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.native = NativeCollectives(self.comm)
         self._arriving: tuple[int, DisseminationArrival] | None = None

@@ -299,7 +299,7 @@ def _of_memory(
     operands = [x.view(np.float32) for x in (pushed, there)]
     folding = fold_in_order(find_op("sum"), operands, (0, 1), operands[:1], 0)
     figures = [
-        meeting,
+        meeting / (heap.size - 1),  # here: nodes may have different numbers of ranks
         rate(writing, [reading]),
         rate(store(scratch, pushed), [pushing]),
         rate(writing, folding),
@@ -316,8 +316,8 @@ def _of_memory(
         figures += [rate(writing, fetching), rate(streaming, fetching)]
         figures.append(usual([], [partial(call, 1)]))
     # The ranks' medians: one that was interrupted must not speak for all.
-    meeting, read, stored, folded, beyond, *rest = map(median, zip(*heap.everyone(figures)))
-    each, cache = meeting / (heap.size - 1), min(heap.everyone(_cache_bytes(heap.size)))
+    each, read, stored, folded, beyond, *rest = map(median, zip(*heap.everyone(figures)))
+    cache = min(heap.everyone(_cache_bytes(heap.size)))
     mapped = Sharing(each, read, stored, max(folded - read, 0.0), beyond, cache)
     if not rest:
         return mapped, None

@@ -200,6 +200,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_STAGED_OR_SINGLE_COPY,
         *_in_nodes(
             ("hierarchical/in_place/ring", 512 << 10, ANY),
+            ("hierarchical_leaders/in_place_fetched/ring", 512 << 10, ANY),
             ("hierarchical/slots/ring", 512 << 10, ANY),
         ),
         *_LEADERS,

@@ -1,6 +1,19 @@
 """The round trip of a cache line between ranks 0 and 1, under mpiexec."""
 
-from mpidist.communicator.layers import round_trip
+import pytest
+
+from mpidist.communicator.layers import calibrate, round_trip
+from tests.support.pretended import on_nodes
+
+
+@pytest.mark.one_node
+@pytest.mark.parametrize("per_node", [2, 3])
+def test_what_ranks_choose_by_is_equal_on_all(comm, per_node):
+    """Also where a node has fewer ranks than the others, and where only some have enough cores."""
+    made = on_nodes(comm, per_node)
+    every = made.allgather_object((calibrate(made), made.backend.crowded))
+    assert every == every[:1] * comm.size
+    made.free()
 
 
 def test_every_rank_knows_the_round_trip(comm):

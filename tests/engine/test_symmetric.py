@@ -391,8 +391,7 @@ def test_ranks_know_what_the_rules_between_nodes_need(groups):
             if choice.algorithm.unsupported(caller.size, groups=groups) is None:
                 assert Symmetric(host).unknown(call, choice, False) is None
                 found.add(collective)
-    alike = {"reduce_scatter"} if len(set(map(len, groups))) == 1 else set()  # else by messages
-    assert found == {"allreduce", "reduce", "broadcast", "allgather"} | alike
+    assert found == {"allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"}
 
 
 def test_scratch_memory_is_beside_the_array_that_all_ranks_have():
