@@ -13,7 +13,7 @@ from ..errors import InvalidArgument, Unsupported
 from .race import Wait, nothing
 from .results import Results
 
-HOST, GPU = "cpu", "cuda"  # PyTorch's names
+HOST = "cpu"  # PyTorch's name; a GPU's is "cuda"
 
 
 def _check_torch() -> None:

@@ -47,9 +47,7 @@ class DeviceCase:
         self._x = self._make(long, bool(need) and (need == "x" or collective == "allreduce"))
         # As gradients are averaged, in place: a private input would be copied first.
         self._out = self._x if collective == "allreduce" else self._make(short, need == "out")
-        # On the GPU: while the host copies for milliseconds, a GPU without work slows its clocks.
-        self._input = self._make(long, False)
-        self._input.set(self._values(comm.rank, long))
+        self._host = self._values(comm.rank, long)
         self._part = part
 
     def _make(self, count: int, symmetric: bool) -> Any:
@@ -70,7 +68,7 @@ class DeviceCase:
     def fill(self) -> None:
         """Write the input, and clear the result of the previous call."""
         self._out[...] = 0
-        self._x[...] = self._input
+        self._x.set(self._host)
 
     def call(self) -> None:
         """Call the collective once, on this case's arrays."""
@@ -78,7 +76,7 @@ class DeviceCase:
 
     def correct(self) -> bool:
         """Return whether this rank's result is correct."""
-        rank, size, length = self._comm.rank, self._comm.size, self._input.size
+        rank, size, length = self._comm.rank, self._comm.size, self._host.size
         every = [self._values(r, length) for r in range(size)]
         expected: Any = every[0]
         if self._collective == "allgather":

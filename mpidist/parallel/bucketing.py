@@ -147,6 +147,11 @@ def has_mean(dtype: Any) -> bool:
 Layout = list[tuple[int, ...]]
 
 
+def on_device(framework: Framework, named: Sequence[tuple[str, Any]]) -> bool:
+    """Return whether any of the named parameters is on a GPU."""
+    return any(framework.stream(p) is not None for _, p in named)
+
+
 class Grouping:
     """All trainable parameters of a model, divided into buckets.
 
@@ -167,7 +172,7 @@ class Grouping:
         self.framework, self.named, self._chooser = framework, list(named), chooser
         self.symmetric = False  # whether buckets on the host are in symmetric memory
         self.fixed = False  # whether parameters stay in their buckets, whatever order is observed
-        self.on_device = any(framework.stream(p) is not None for _, p in self.named)
+        self.on_device = on_device(framework, self.named)
         self.buckets: tuple[Bucket, ...] = ()  # in the order in which backward completes them
         self._limits, self._algorithm = limits, algorithm
         self.gradients = [

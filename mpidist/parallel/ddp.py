@@ -19,7 +19,7 @@ from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from ..measure import counted
 from .autotune import candidates
 from .bucket import Bucket
-from .bucketing import Grouping
+from .bucketing import Grouping, on_device
 from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
 from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
@@ -189,9 +189,8 @@ class DDP(NotCopyable):
         )
         read_buffers = partial(self.framework.buffers, module)
         self.buffer_sync = BufferSync(comm, read_buffers, options["buffers"])
-        on_device = any(self.framework.stream(p) is not None for _, p in named)
         # Where buckets are sent at the end of backward, there is nothing to begin early for.
-        late = on_device and candidates(comm, overlap, 1, on_device) == ["none"]
+        late = on_device(self.framework, named) and candidates(comm, overlap, 1, True) == ["none"]
         bucket = options["bucket_bytes"] or (GIB if late else 25 * MIB)
         limits = bucket, options["first_bucket_bytes"] or (bucket if late else MIB)
         grouping = Grouping(self.framework, named, limits, algorithm, comm, sparse)
