@@ -10,6 +10,8 @@ from tests.support.jobs import PYTHONS
 from tests.support.slurm_cluster import LONG, user_environment
 
 SCRIPT = "slurm/train_requeue.sbatch"
+# Seconds of training, so that a signal sent after the first checkpoint comes before its end.
+EPOCHS = {"one": "300", "two": "40"}
 # Tasks on one node as on two: in the short run both jobs of the array have one for themselves.
 LAYOUTS = {"one": ("--nodes=1", "--ntasks-per-node=2"), "two": ("--nodes=2", "--ntasks=2")}
 CASES = [(mpi, nodes) for mpi in PYTHONS for nodes in LAYOUTS] if LONG else [("this", "one")]
@@ -29,7 +31,8 @@ def test_bits_of_an_interrupted_training(cluster, mpi, nodes, folder):
     """
     # As in a job from which this one is submitted, and which was requeued as often as may be.
     inherited = {"SLURM_RESTART_COUNT": "20", **user_environment(mpi)}
-    array = cluster.submit("--array=0-1", *LAYOUTS[nodes], SCRIPT, "4", folder=folder, **inherited)
+    training = (*LAYOUTS[nodes], SCRIPT, EPOCHS[nodes])
+    array = cluster.submit("--array=0-1", *training, folder=folder, **inherited)
     whole, job = f"{array}_0", f"{array}_1"
     until(cluster, job, lambda said, text: "saved step" in text)
     signalled = cluster.run("scancel", "--batch", "--signal=USR1", job)
@@ -52,13 +55,14 @@ def test_bits_of_an_interrupted_training(cluster, mpi, nodes, folder):
 def test_bits_of_a_killed_training(cluster, mpi, folder):
     """No signal comes before: the next job goes on from the last checkpoint that there is."""
     options = {"folder": folder, **user_environment(mpi), "CHECKPOINTS": "kept"}
-    job = cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options)
+    training = (*LAYOUTS["two"], SCRIPT, EPOCHS["two"])
+    job = cluster.submit(*training, **options)
     until(cluster, job, lambda said, text: "epoch 1 of" in text)
     assert cluster.run("scancel", "--full", "--signal=KILL", job).status == 0
     assert not cluster.wait(job, 60).completed
-    second = cluster.wait(cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options), 240)
+    second = cluster.wait(cluster.submit(*training, **options), 240)
     options["CHECKPOINTS"] = "other"
-    whole = cluster.wait(cluster.submit(*LAYOUTS["two"], SCRIPT, "4", **options), 240)
+    whole = cluster.wait(cluster.submit(*training, **options), 240)
     assert second.completed and whole.completed, second.output + whole.output
     assert int(re.search(r"from step (\d+) on", second.output)[1]) > 0
     assert parameters(second.output) == parameters(whole.output)
