@@ -12,6 +12,7 @@ import numpy as np
 from ..calls.call import Call
 from ..errors import Unsupported
 from .board import Board
+from .recorder import Track
 from .waiting import SPINS, Condition, Progress
 
 SHORT_BYTES = 8704  # limit of a short message: 8 KiB of data, and their description
@@ -214,6 +215,8 @@ class Backend(Protocol):
         Asks the ranks of other nodes about their operations; None if there are no other nodes.
     alike : bool
         Whether all ranks announced the same operation in the last :meth:`arrive` between nodes.
+    track : Track or None
+        Records the operations in this process's flight record, if it has one.
     """
 
     name: str
@@ -230,6 +233,7 @@ class Backend(Protocol):
     threads: bool = False
     roll_call: AbsentRanks | None = None
     alike: bool = True
+    track: Track | None = None
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
@@ -329,7 +333,7 @@ class Backend(Protocol):
 DEFAULTS = (
     *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
-    *("subgroup", "irecv_short_any", "iprobe"),
+    *("subgroup", "irecv_short_any", "iprobe", "track"),
 )
 """The members of :class:`Backend` that have a default."""
 

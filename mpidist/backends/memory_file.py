@@ -130,12 +130,12 @@ def attach(made: str, nbytes: int) -> np.ndarray:
             raise FileNotFoundError(
                 f"{path} is not {name} in this process: is it in another container?"
             )
-        return _map(handle, nbytes)
+        return map_file(handle, nbytes)
     finally:
         os.close(handle)
 
 
-def _map(handle: int, nbytes: int) -> np.ndarray:
+def map_file(handle: int, nbytes: int) -> np.ndarray:
     """Map an open file as an array of bytes; the file may be closed afterwards."""
     protection, library = mmap.PROT_READ | mmap.PROT_WRITE, _library()
     address = library.mmap(None, nbytes, protection, mmap.MAP_SHARED, handle, 0)

@@ -25,6 +25,7 @@ from .mpi_messages import (
     drain,
 )
 from .native import NativeCollectives
+from .recorder import Track, current
 from .roll_call import RollCall
 from .tags import ARRIVALS, SPLIT, of_group, tags_of
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, Condition, Progress, poll
@@ -131,6 +132,10 @@ class MpiBackend(Backend):
         Asks the ranks of other nodes which operations they have reached; None if there are none.
     alike : bool
         Whether all ranks announced the same operation in the last ``arrive`` between nodes.
+    track : Track or None
+        Records the operations in this process's flight record, if it has one.
+    waiting_line : callable
+        Returns the line of the user's program that waits, for that record.
     """
 
     name = "mpi"
@@ -149,6 +154,7 @@ class MpiBackend(Backend):
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
         self.tag_limit = int(limit) if limit else 32767
         self.roll_call: RollCall | None = None
+        self.track: Track | None = None
         cores_here = os.sched_getaffinity(0)
         # Until the ranks and cores of this node are known.
         self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
@@ -178,6 +184,17 @@ class MpiBackend(Backend):
         self._begun = 0
         self._vendor, version = MPI.get_vendor()
         self.library = f"{self._vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
+        self.waiting_line: Callable[[], str] = str
+        recorder = current()
+        self.track = None if recorder is None else recorder.track(self._in_world(), self.rank)
+
+    def _in_world(self) -> list[int]:
+        """Return the ranks in COMM_WORLD of all ranks."""
+        group, world = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = group.Translate_ranks(None, world)
+        for used in (group, world):
+            used.Free()
+        return list(ranks)
 
     def _first_here(self) -> int:
         """Return the lowest rank on this node, which MPI determines; collective."""
@@ -273,7 +290,16 @@ class MpiBackend(Backend):
 
     def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true, calling MPI now and then; False past the deadline."""
-        return poll(test, deadline, self._meanwhile(progress), self._looks, self._nudge)
+        meanwhile, track = self._meanwhile(progress), self.track
+        ended = poll(test, deadline, meanwhile, self._looks, self._nudge, self._lasts)
+        if ended and track is not None and track.waits:
+            track.go_on()
+        return ended
+
+    def _lasts(self) -> None:
+        """Record the line of the user's program that waits."""
+        if self.track is not None:
+            self.track.wait(self.waiting_line())
 
     def _nudge(self) -> None:
         """Call MPI so that pending messages advance: reading flags in memory does not do that.
@@ -315,8 +341,10 @@ class MpiBackend(Backend):
         if self._arriving is None or self._arriving[0] != sequence:  # else continue a wait
             self._arriving = (sequence, self._arrival(0).start(self.board.fingerprint(sequence)))
         arrival = self._arriving[1]
-        if not poll(arrival.test, deadline, self._meanwhile(progress)):
+        if not poll(arrival.test, deadline, self._meanwhile(progress), lasts=self._lasts):
             return False
+        if self.track is not None and self.track.waits:
+            self.track.go_on()
         self.alike = arrival.alike
         return True
 

@@ -76,13 +76,14 @@ def poll(
     progress: Progress = None,
     looks: int = LOOKS,
     nudge: Progress = None,
+    lasts: Progress = None,
 ) -> bool:
     """Wait until ``test()`` is true; return False if `deadline` passed first.
 
     `deadline` is a time of ``time.monotonic``; None waits for ever.  The core is yielded for the
     first time after `looks` polls.  Between polls `progress` is called, so that other pending
     operations advance, and, less often (at first about every 20 µs), `nudge`, which lets MPI make
-    progress.
+    progress.  `lasts` is called once, when the wait has lasted 1 ms.
     """
     gentle = POLLING.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
@@ -113,6 +114,9 @@ def poll(
                     progress()
                 os.sched_yield()
             continue
+        if lasts is not None:
+            lasts()
+            lasts = None
         # A poll that moved a piece has copied it, so it took longer; the 2 µs are for polls so
         # short that half of their time is noise.  The mean follows long polls four times more
         # slowly: else a message of many pieces would make them usual, with a sleep after each

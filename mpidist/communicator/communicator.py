@@ -1117,6 +1117,8 @@ class Communicator:
         options = {**self._options, **self._calibrated()}
         made = Communicator(backend, config, debug=debug, **options)
         made.name = self.name + name
+        if backend.track is not None:
+            backend.track.name(made.name)
         self.parts.add(made)
         if self.traced is not None:
             self.traced.tracing.attach(made)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments import one_of
+from ..backends import flight, recorder
 from ..backends.board import Board
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
@@ -164,7 +165,8 @@ def init(
         options.update({k: v for k, v in pipelining.items() if v is not None})
         pretended_hosts(size, os.environ)
         table = _read(tuning, os.environ) if rank == 0 else ("", "")
-        return _Settings(chosen, options, table, os.environ.get(TRACE, "").strip())
+        trace = os.environ.get(TRACE, "").strip()
+        return _Settings(chosen, options, table, trace, recorder.new_job())
 
     from ..backends.mpi import MpiBackend, remove_shared_memory_names
 
@@ -172,10 +174,15 @@ def init(
 
     def nodes(backend: MpiBackend) -> Sequence[object] | None:
         agreed.append(_agree(backend, settings))
+        world = mpi.COMM_WORLD
+        path = recorder.start(agreed[0].job, world.Get_rank(), world.Get_size())
+        if path is not None:
+            send_note(flight=str(path))
         return pretended_hosts(size, os.environ)
 
     backend = MpiBackend(world, nodes)
     (of_rank_0,) = agreed
+    recorder.here(len(backend.board.ranks))
     for sentence in misspelt(os.environ) if rank == 0 else ():
         log.warning("%s", sentence)
     if comm is None and backend.library.startswith("MPICH "):
@@ -199,6 +206,7 @@ class _Settings(NamedTuple):
     options: dict[str, Any]
     tuning: tuple[str, str]
     trace: str
+    job: str  # name of the flight records
 
 
 def _agree(backend: MpiBackend, settings: Callable[[], _Settings]) -> _Settings:
@@ -345,6 +353,7 @@ def _end_together() -> None:
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         comm = _default
+        recorder.end(flight.FAILED)
         if comm is None or comm.size == 1 or forked_from():
             previous(kind, error, trace)
             return
@@ -382,6 +391,7 @@ def _leave() -> None:
         stop_at_exit(comm)
     if comm is None or comm.broken is None or comm.freed:
         return
+    recorder.end(flight.FAILED)
     # The program may have caught the error, and ends without a word: mpidist run tells it then.
     error = CommunicatorBroken(f"rank {comm.rank}: {comm.broken}")
     if not hand_over(describe(type(error), error, None, os.environ)):

@@ -133,7 +133,7 @@ def _compiled(
         if isinstance(awaits, ConditionalAction):
             steps.conditional(awaits, wait)
         steps.act(actions)
-    return steps.bind()
+    return steps.bind(words)
 
 
 def _split_phases(kernel: Program) -> tuple[Actions, tuple[tuple[Barrier, Actions], ...]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 
 from ..backends.base import Backend
 from ..backends.board import HISTORY, fence
+from ..backends.flight import fingerprint_of
 from ..backends.greeting import late_greetings_of
 from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, RankFailed
 from ..measure import plural
@@ -40,8 +40,10 @@ class Reports:
             if len(self._prints) >= _PRINTS:
                 self._prints.clear()
                 self._backend.board.texts.clear()
-            number = self._prints[operation, meets] = zlib.crc32(operation.encode()) * 2 + meets
+            number = self._prints[operation, meets] = fingerprint_of(operation, meets)
             self._backend.board.texts[number] = operation
+            if self._backend.track is not None:
+                self._backend.track.describe(number, operation)
         return number
 
     def alarm(self) -> None:

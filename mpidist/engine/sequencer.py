@@ -17,7 +17,10 @@ from typing import Any
 
 from ..backends import rendezvous
 from ..backends.base import Backend
+from ..backends.board import private_words
+from ..backends.flight import ARRIVED, ENDED
 from ..backends.program import Action, Program, library_call
+from ..backends.recorder import Track
 from ..errors import (
     CollectiveTimeout,
     CommunicationError,
@@ -26,7 +29,8 @@ from ..errors import (
     MpidistError,
 )
 from ..shared_memory import compiled
-from ..shared_memory.steps import Steps, WordAddresses
+from ..shared_memory.steps import Steps, WordAddresses, announcing
+from .call_site import call_site
 from .door import Door
 from .reports import Reports
 from .run import Engine
@@ -57,6 +61,11 @@ class Sequencer:
         self.behind: Callable[[], tuple[int, ...]] = lambda: ()
         # Starts the native calls of the background that all ranks have reached; are none left?
         self.start_natives: Callable[[], bool] = lambda: True
+        # The track in the flight record; else words that nobody reads.
+        self.progress = private_words(1) if backend.track is None else backend.track.state
+        self.announce = self._make_announce()
+        if isinstance(backend.track, Track):
+            backend.waiting_line = call_site  # type: ignore[attr-defined]
         self.reports = Reports(backend, lambda: self.behind(), lambda: self.sequence)
         # Ranks that are threads of one process see at once that they wait in vain.
         alarm = self.reports.alarm if backend.native is not None else None
@@ -87,11 +96,12 @@ class Sequencer:
                 meet = self._meet or self._make_meet()
                 meet(sequence, fingerprint, operation)
             else:
-                self.backend.board.announce(sequence, fingerprint)
+                self.announce(sequence, fingerprint)
                 reports.check_first(sequence, operation, fingerprint)
             self.execute(program, operation, sequence, how)
             if not meets:  # once more: ranks that came later have announced their operation now
                 reports.check_same(sequence, operation, fingerprint)
+            self.progress[ENDED] = sequence
         except BaseException as error:
             raise self.broke(error, operation, sequence, program, *memory) from error.__cause__
 
@@ -104,7 +114,7 @@ class Sequencer:
 
     def _announce(self, fingerprint: int) -> int:
         self.sequence = sequence = self.sequence + 1
-        self.backend.board.announce(sequence, fingerprint)
+        self.announce(sequence, fingerprint)
         return sequence
 
     def take_slot(self, slot: int, sequence: int, operation: str, how: str) -> None:
@@ -153,6 +163,7 @@ class Sequencer:
     def repeated_library_call(self, operation: str, actions: Sequence[Action], held: Held) -> Made:
         """Return how to make the function that runs a native call, once all ranks have arrived."""
         arrive, sequencer, door = self.arrival(operation), self, self.door
+        progress = self.progress
         self._guard()
 
         def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
@@ -168,6 +179,7 @@ class Sequencer:
                     for action in actions:
                         action()
                     sequencer.inside = 0
+                    progress[ENDED] = sequence
                 except BaseException as error:
                     cause = sequencer.broke(error, operation, sequence, *held())
                     if door.broken is None:
@@ -184,9 +196,9 @@ class Sequencer:
         self, operation: str, how: str, programs: Sequence[Program], held: Held
     ) -> Made:
         """Return how to make the function that runs programs with messages, which take turns."""
-        announce, reports, turns = self.backend.board.announce, self.reports, len(programs)
+        announce, reports, turns = self.announce, self.reports, len(programs)
         fingerprint = reports.fingerprint(operation, meets=False)
-        sequencer, door = self, self.door
+        sequencer, door, progress = self, self.door, self.progress
 
         def made(take: Callable[[], Any], put: Callable[[Any], object]) -> Callable[[], None]:
             def run() -> None:
@@ -205,6 +217,7 @@ class Sequencer:
                     reports.check_first(sequence, operation, fingerprint)
                     sequencer.execute(program, operation, sequence, how)
                     reports.check_same(sequence, operation, fingerprint)
+                    progress[ENDED] = sequence
                 except BaseException as error:
                     cause = sequencer.broke(error, operation, sequence, *held())
                     if door.broken is None:
@@ -278,7 +291,7 @@ class Sequencer:
         ) or not (start() or engine.wait(start, deadline)):
             raise self.timed_out(operation, sequence, how)
         self.reports.check_arrived(sequence, operation, self.everyone)
-        self.met = sequence
+        self.met = self.progress[ARRIVED] = sequence
 
     def arrival(self, operation: str) -> Serve:
         """Return ``arrive(sequence)``, which announces an operation and waits for all ranks."""
@@ -289,7 +302,7 @@ class Sequencer:
 
         words = self.board_words()
         if words is None:
-            announce = self.backend.board.announce
+            announce = self.announce
 
             def announce_and_wait(sequence: int) -> None:
                 announce(sequence, fingerprint)
@@ -314,7 +327,7 @@ class Sequencer:
             self.arrive(sequence, operations[0], self.deadline())
 
         if words is None:
-            announce = self.backend.board.announce
+            announce = self.announce
 
             def meet(sequence: int, fingerprint: int, operation: str) -> None:
                 announce(sequence, fingerprint)
@@ -341,7 +354,23 @@ class Sequencer:
         backend, board = self.backend, self.backend.board
         if len(board.ranks) < backend.size or not compiled.runs_steps():
             return None
-        return WordAddresses(board.words, board.base(backend.rank), board.others, backend.patience)
+        words, mine = board.words, board.base(backend.rank)
+        return WordAddresses(words, mine, board.others, backend.patience, backend.track)
+
+    def _make_announce(self) -> Callable[[int, int], None]:
+        """Return ``announce(sequence, fingerprint)``: on the board, and in the flight record."""
+        board, track = self.backend.board, self.backend.track
+        if track is None:
+            return board.announce
+        compiled_one = announcing(board.words, board.base(self.backend.rank), track)
+        if compiled_one is not None:
+            return compiled_one
+
+        def announce(sequence: int, fingerprint: int) -> None:
+            track.begin(sequence, fingerprint)
+            board.announce(sequence, fingerprint)
+
+        return announce
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -363,7 +392,10 @@ class Sequencer:
         try:
             if meets:
                 self.arrive(sequence, operation, self.deadline(), how)
-            return act()
+            made = act()
+            if meets:
+                self.progress[ENDED] = sequence
+            return made
         except BaseException as error:
             alike = isinstance(error, MpidistError) and not isinstance(error, CommunicationError)
             if alike or isinstance(error, MemoryError):

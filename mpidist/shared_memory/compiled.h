@@ -48,16 +48,27 @@ struct sum {
     int sources, targets, number, divisor, streamed, width;
 };
 
+/* Where the operations of a communicator are recorded: backends/flight.py has the layout.  `count` is
+   the number of operations of this process so far, on all communicators; each has an entry in the
+   `ring`.  The `track` is that of the communicator, number `serial`. */
+struct flight {
+    int64_t *count, *ring, *track;
+    int64_t serial;
+};
+enum { ENTRIES = 1024, ENTRY_WORDS = 4 };            /* of the ring */
+enum { TRACK_BEGUN = 1, TRACK_ARRIVED, TRACK_ENDED }; /* words of the track */
+
 /* A meeting of the ranks: an arrival at an operation, or a barrier.  `mine` is this rank's word in
    shared memory, `others` are the words of the `count` ranks that it waits for.  A wait reads them
    `looks` times, then `yields` times and yields the core in between.  At an arrival, each rank also
    stores the operation's fingerprint `mark` in one of the `history` words that begin `prints` words
-   behind its own, and compares those of the others. */
+   behind its own, and compares those of the others.  `flight` is NULL without a record. */
 struct meeting {
     int64_t *mine;
     int64_t *const *others;
     int count, looks, yields, prints, history;
     int64_t mark;
+    const struct flight *flight;
 };
 
 /* `count` words and the values with which the Python call of this step is skipped. */
@@ -74,9 +85,11 @@ struct step {
     const void *what; /* structure of that kind; NULL for a CALL of a Python function */
 };
 
+/* `flight`, if not NULL, is where the end of the operation is recorded. */
 struct program {
     const struct step *steps;
     int count;
+    const struct flight *flight;
 };
 
 int mpidist_width(void);
@@ -86,4 +99,5 @@ int mpidist_streams_next(struct pace *pace);
 void mpidist_took(struct pace *pace, int streamed, uint64_t cost);
 extern struct pace mpidist_pace;
 void mpidist_sum(const struct sum *sum);
+void mpidist_announce(const struct meeting *meeting, int64_t sequence, int64_t mark);
 int mpidist_run(const struct program *program, int64_t sequence, int at);

@@ -72,6 +72,16 @@ class Meeting(ctypes.Structure):
         ("others", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("count", "looks", "yields", "prints", "history")),
         ("mark", ctypes.c_int64),
+        ("flight", ctypes.c_void_p),
+    )
+
+
+class Flight(ctypes.Structure):
+    """The C type ``struct flight``: where a communicator's operations are recorded."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("count", "ring", "track")),
+        ("serial", ctypes.c_int64),
     )
 
 
@@ -90,10 +100,10 @@ class Step(ctypes.Structure):
 class Program(ctypes.Structure):
     """The C type ``struct program``: the steps of a kernel."""
 
-    _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int))
+    _fields_ = (("steps", ctypes.c_void_p), ("count", ctypes.c_int), ("flight", ctypes.c_void_p))
 
 
-_STRUCTURES = Copy, Sum, Meeting, Check, Step, Program, Pace
+_STRUCTURES = Copy, Sum, Meeting, Check, Step, Program, Pace, Flight
 LAYOUT = (*map(ctypes.sizeof, _STRUCTURES), len(KINDS), len(NUMBERS))
 """The sizes of the structures, and the numbers of kinds of steps and of types of numbers.
 

@@ -46,6 +46,26 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromLong(at);
 }
 
+/* A call without giving up Python's lock: a few stores. */
+static PyObject *announce(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    const struct meeting *meeting;
+    int64_t sequence, mark;
+
+    (void)module;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "meeting, sequence and mark are needed");
+        return NULL;
+    }
+    meeting = PyLong_AsVoidPtr(arguments[0]);
+    sequence = PyLong_AsLongLong(arguments[1]);
+    mark = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    mpidist_announce(meeting, sequence, mark);
+    Py_RETURN_NONE;
+}
+
 static PyObject *width(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
@@ -85,9 +105,9 @@ static PyObject *runs_steps(PyObject *module, PyObject *nothing)
 static PyObject *layout(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    return Py_BuildValue("nnnnnnnii", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
+    return Py_BuildValue("nnnnnnnnii", sizeof(struct copy), sizeof(struct sum), sizeof(struct meeting),
                          sizeof(struct check), sizeof(struct step), sizeof(struct program),
-                         sizeof(struct pace), KINDS, NUMBERS);
+                         sizeof(struct pace), sizeof(struct flight), KINDS, NUMBERS);
 }
 
 static PyMethodDef functions[] = {
@@ -95,6 +115,8 @@ static PyMethodDef functions[] = {
     {"sum", sum, METH_O, "Run a struct sum."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "Run a struct program for an operation's sequence number, from a step on."},
+    {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL,
+     "Announce an operation by a struct meeting: its sequence number and fingerprint."},
     {"pace", pace, METH_NOARGS, "Return the address of the struct pace of this process."},
     {"paced", paced, METH_VARARGS, "Count a copy of two costs in a struct pace."},
     {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},

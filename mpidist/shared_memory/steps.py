@@ -23,9 +23,10 @@ import numpy as np
 
 from ..backends.board import HISTORY, PRINTS
 from ..backends.program import Action
+from ..backends.recorder import Track
 from ..calls.arrays import address
 from . import compiled
-from .compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM, Check, Meeting, Program, Step
+from .compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM, Check, Flight, Meeting, Program, Step
 from .conditional import ConditionalAction, TargetedAction
 
 PythonStep = Callable[[int], Any]
@@ -111,8 +112,7 @@ class Steps:
         fingerprint differs.  The returned structure's ``mark``, the fingerprint, may be set between
         runs.
         """
-        meeting = words.meeting()
-        meeting.prints, meeting.history, meeting.mark = PRINTS, HISTORY, fingerprint
+        meeting = words.arrival(fingerprint)
         self._steps.append((ARRIVE, meeting))
         self._python_steps.append(otherwise)
         return meeting
@@ -125,12 +125,17 @@ class Steps:
         self._steps.append((kind, what))
         self._python_steps.append(python_step)
 
-    def bind(self) -> Callable[[int], None]:
-        """Return ``run(sequence)``, which runs all steps as operation number `sequence`."""
+    def bind(self, words: WordAddresses | None = None) -> Callable[[int], None]:
+        """Return ``run(sequence)``, which runs all steps as operation number `sequence`.
+
+        If the steps are all of an operation, its end is recorded in the track of `words`.
+        """
         count, python_steps = len(self._steps), tuple(self._python_steps)
         self._step_array = (Step * count)(*starmap(_c_step, self._steps))
-        program = Program(ctypes.addressof(self._step_array), count)
-        program.references = self
+        flight = None if words is None else words.flight
+        where = None if flight is None else ctypes.addressof(flight)
+        program = Program(ctypes.addressof(self._step_array), count, where)
+        program.references = self, words
         for targeted in self._targeted:
             self.update(targeted)
             targeted.watchers.add(self)
@@ -151,24 +156,56 @@ class WordAddresses:
 
     `mine` and `others` are indices in `words` of shared memory, which must outlive the steps made
     from this object.  `patience` is the number of reads in a row, then of reads that yield the core
-    in between.
+    in between.  The `track` is that of the communicator, in which arrivals are recorded.
     """
 
     def __init__(
-        self, words: memoryview, mine: int, others: Sequence[int], patience: tuple[int, int]
+        self,
+        words: memoryview,
+        mine: int,
+        others: Sequence[int],
+        patience: tuple[int, int],
+        track: Track | None = None,
     ):
         first = _address(words)
         self._mine = first + 8 * mine
         self._others = (ctypes.c_size_t * len(others))(*[first + 8 * n for n in others])
         self._patience = patience
+        # Kept, as is the track: whoever has its address may still write there.
+        self.flight = None if track is None else Flight(*track.addresses, track.serial)
+        self._track = track
 
     def meeting(self) -> Any:
         """Return the C structure of an arrival or a barrier."""
         looks, yields = self._patience
         others = ctypes.addressof(self._others)
-        meeting = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0)
+        meeting = Meeting(self._mine, others, len(self._others), looks, yields, 0, 0, 0, None)
         meeting.references = self._others
         return meeting
+
+    def arrival(self, fingerprint: int = 0) -> Any:
+        """Return the C structure of the arrival at an operation, which is recorded."""
+        meeting = self.meeting()
+        meeting.prints, meeting.history, meeting.mark = PRINTS, HISTORY, fingerprint
+        if self.flight is not None:
+            meeting.flight = ctypes.addressof(self.flight)
+            meeting.references = self
+        return meeting
+
+
+def announcing(
+    words: memoryview, mine: int, track: Track | None
+) -> Callable[[int, int], None] | None:
+    """Return ``announce(sequence, fingerprint)`` in compiled code: ``Board.announce``, recorded.
+
+    None without compiled code.
+    """
+    if not compiled.runs_steps():
+        return None
+    meeting = WordAddresses(words, mine, (), (0, 0), track).arrival()
+    announce = partial(compiled.function("announce"), ctypes.addressof(meeting))
+    announce.meeting = meeting  # type: ignore[attr-defined]  # for as long as it may be called
+    return announce
 
 
 def _c_step(kind: int, what: Any) -> Step:

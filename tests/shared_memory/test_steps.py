@@ -8,17 +8,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mpidist.backends import flight
 from mpidist.backends.board import HISTORY, PRINTS
 from mpidist.backends.program import store
+from mpidist.backends.recorder import Recorder
 from mpidist.shared_memory import compiled
 from mpidist.shared_memory.compiled import ARRIVE, CALL, CHECK, COPY, MEET, SUM
 from mpidist.shared_memory.conditional import ConditionalAction, TargetedAction
-from mpidist.shared_memory.steps import Steps, WordAddresses
+from mpidist.shared_memory.steps import Steps, WordAddresses, announcing
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not compiled.runs_steps(), reason="needs a C compiler")
@@ -218,3 +222,50 @@ def test_a_target_that_moves():
         run(1)
     assert looks == [0, 1, 2, 0] and len(targets[2]) == 2
     assert (targets[0] == x).all() and (targets[1] == x).all()
+
+
+def test_record(tmp_path):
+    """Both arrivals and announcements are recorded, and how far an operation has come."""
+    recorder = Recorder(tmp_path / "flights" / "job", 0, 2)
+    track = recorder.track([0, 1], 0)
+    memory, _ = words_of()
+    words, late = WordAddresses(memory, ME, [OTHER], (3, 2), track), []
+    steps = Steps()
+    steps.arrive(words, MARK, late.append)
+    run, announce = steps.bind(words), announcing(memory, ME, track)
+    memory[OTHER], memory[OTHER + PRINTS + 1] = 5, MARK
+    run(5)
+    assert not late and list(track.state[1:4]) == [5, 5, 5]
+    announce(6, MARK + 1)
+    at = PRINTS + 6 % HISTORY
+    assert (memory[ME], memory[ME + at]) == (6, MARK + 1) and list(track.state[1:4]) == [6, 5, 5]
+    steps = Steps()
+    steps.arrive(words, MARK, lambda sequence: late.append(list(track.state[1:4])))
+    steps.bind()(7)  # nobody comes; and that is not the end of the operation
+    assert late == [[7, 5, 5]] and list(track.state[1:4]) == [7, 5, 5]
+    record = flight.read(recorder.path)
+    seen = [(each.stamp, each.sequence, each.fingerprint) for each in record.operations]
+    assert seen == [(1, 5, MARK), (2, 6, MARK + 1), (3, 7, MARK)] and record.torn == 0
+    assert all(abs(each.time - time.monotonic_ns()) < 60e9 for each in record.operations)
+
+
+def test_record_of_many_threads(tmp_path):
+    """Communicators in threads of their own write at the same time, and lose nothing."""
+    recorder = Recorder(tmp_path / "flights" / "job", 0, 1)
+    memory, words = memoryview(np.zeros(64, np.int64)), []
+    tracks = [recorder.track([0], 0) for _ in range(4)]
+    for k, track in enumerate(tracks):
+        steps = Steps()
+        steps.arrive(WordAddresses(memory, 16 * k, (), (3, 2), track), MARK + k, never)
+        words.append(steps.bind())
+
+    def work(run):
+        for sequence in range(1, 5001):
+            run(sequence)
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in words]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    record = flight.read(recorder.path)
+    assert record.count == 20000 and record.torn == 0 and len(record.operations) == 1024
+    assert {each.begun for each in record.tracks} == {5000}

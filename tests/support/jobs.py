@@ -56,10 +56,14 @@ def job(
 
 @contextmanager
 def no_memory_left_behind() -> Iterator[None]:
-    """Whatever a job within has made in /dev/shm must go; of another job, some may come and go."""
+    """Whatever a job within has made in /dev/shm must go; of another job, some may come and go.
+
+    But its flight records, which are there for after the crash.
+    """
 
     def named():
-        return {path.name for path in Path("/dev/shm").glob("mpidist-*")}
+        found = {path.name for path in Path("/dev/shm").glob("mpidist-*")}
+        return {name for name in found if not name.startswith("mpidist-flight-")}
 
     before = named()
     yield

@@ -1,0 +1,248 @@
+"""The flight record of a process: its last operations, in a file that outlives it.
+
+::
+
+    header    1 KiB    process, rank and host; clocks; number of operations so far; how it ended
+    tracks   16 KiB    64 communicators: name and members; last operation begun, arrived, ended;
+                       the line of the program that waits
+    ring     32 KiB    the last 1,024 operations: stamp, number and track, time, fingerprint
+    texts    79 KiB    descriptions of operations, by fingerprint
+
+:mod:`.recorder` and steps.c write it.  Standard library only: ``mpidist run`` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..foreign import read_file, shown
+
+MAGIC, VERSION = int.from_bytes(b"mpi\0rec1", "little"), 1
+HEADER_BYTES, TRACK_BYTES, TRACKS, TEXT_BYTES = 1024, 256, 64, 192
+ENTRIES, ENTRY_WORDS = 1024, 4  # as in compiled.h
+NBYTES = 128 << 10
+TRACKS_AT = HEADER_BYTES
+RING_AT = TRACKS_AT + TRACKS * TRACK_BYTES
+TEXTS_AT = RING_AT + ENTRIES * ENTRY_WORDS * 8
+TEXTS = (NBYTES - TEXTS_AT) // TEXT_BYTES
+
+# Words of the header; MAGIC is written last, and words that are not there yet are 0.
+_WORDS = "magic version pid started rank size here wall clock count state unrecorded texts"
+HEADER = {name: at for at, name in enumerate(_WORDS.split())}
+HOST_AT, HOST_BYTES, PROGRAM_AT, PROGRAM_BYTES = 128, 64, 256, 512
+RUNNING, ENDED_WELL, FAILED = 1, 2, 3  # states of a process
+# Words of a track, the first as in compiled.h; `serial` is 0 in one that is free.
+SERIAL, BEGUN, ARRIVED, ENDED, WAITING, SINCE, MEMBERS_CRC, PLACE = range(8)
+NAME_AT, NAME_BYTES, MEMBERS_AT, MEMBERS_BYTES, SITE_AT, SITE_BYTES = 64, 56, 120, 56, 176, 80
+SERIALS = 1 << 16
+VARIABLE = "MPIDIST_FLIGHT"
+_ENTRY, _TRACK, _TEXT = struct.Struct("<4q"), struct.Struct("<8q"), struct.Struct("<qq")
+_BACKGROUND = " in the background"
+_AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that a process has begun."""
+
+    stamp: int  # its number among all operations of the process
+    serial: int  # of its track
+    sequence: int  # its number on the communicator
+    time: int  # in ns, by the clock of the node since its start
+    fingerprint: int
+    text: str  # what the ranks compare; empty if other descriptions have replaced it
+
+    @property
+    def background(self) -> bool:
+        """Whether it runs in the background: its end is not recorded."""
+        return self.text.endswith(_BACKGROUND)
+
+    def __str__(self) -> str:
+        return f"#{self.sequence} {self.described}"
+
+    @property
+    def described(self) -> str:
+        """The description with the bytes of the whole array, where its dtype has a width."""
+        if not self.text:
+            return f"(description overwritten, fingerprint {self.fingerprint:#x})"
+        found = _AMOUNT.search(self.text)
+        nbytes = int(found[1]) * int(found[2]) // 8 if found else 0
+        return f"{self.text} ({nbytes:,} B)" if nbytes else self.text
+
+
+@dataclass(frozen=True)
+class Track:
+    """What a process has done on one communicator."""
+
+    serial: int
+    name: str
+    members: str  # ranks of COMM_WORLD as text, cut if they are many
+    members_crc: int  # of all members, and how many communicators of theirs and this name there are
+    rank: int
+    size: int
+    begun: int  # numbers of the last operations; 0 for none
+    arrived: int
+    ended: int
+    site: str  # FILE:LINE of the user's line that waits; empty if none does
+    since: int  # time of the beginning of that wait, in ns as that of an operation
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What is equal on all members of a communicator."""
+        return self.name, self.members_crc, self.size
+
+
+@dataclass(frozen=True)
+class FlightRecord:
+    """The record of one process, as it was when it was read."""
+
+    path: Path
+    pid: int
+    started: int  # of the process, in ticks since the start of the machine
+    rank: int  # in COMM_WORLD
+    size: int
+    here: int  # number of ranks of this node
+    host: str
+    program: str
+    wall: int  # both clocks at the start of the record, in ns
+    clock: int
+    count: int  # operations that the process has begun
+    state: int
+    unrecorded: int  # communicators for which there was no track
+    torn: int  # entries of the ring that were being written, or do not belong there
+    operations: tuple[Operation, ...] = field(repr=False)  # oldest first
+    tracks: tuple[Track, ...] = field(repr=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs, on this machine."""
+        return process_started(self.pid) == self.started
+
+    def of(self, track: Track) -> dict[int, Operation]:
+        """Return the operations on a communicator that are left in the ring, by their number."""
+        return {each.sequence: each for each in self.operations if each.serial == track.serial}
+
+
+def folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the flight records of this user's jobs: ``MPIDIST_FLIGHT`` sets it."""
+    given = environ.get(VARIABLE, "").strip()
+    if given:
+        return Path(given).absolute()
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return Path(memory) / f"mpidist-flight-{os.getuid()}"
+
+
+def process_started(pid: int) -> int:
+    """Return when a process was started, in ticks since the machine's start; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        state, *facts = text.rpartition(")")[2].split()
+        return 0 if state in "ZX" else int(facts[18])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def fingerprint_of(operation: str, meets: bool) -> int:
+    """Return the number that identifies an operation; odd if all ranks arrive before any work."""
+    return zlib.crc32(operation.encode()) * 2 + meets
+
+
+def read(path: str | os.PathLike) -> FlightRecord:
+    """Return a flight record; ValueError if the file is none, or is of another version.
+
+    Only files of this user (or of anybody, for root) are read: others could invent what they say.
+    """
+    path = Path(path)
+    try:
+        if os.lstat(path).st_uid not in (os.getuid(), 0) and os.getuid():
+            raise ValueError(f"{path} belongs to another user")
+        content = read_file(path, follow=False, longest=NBYTES)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    words = memoryview(content[: len(content) // 8 * 8]).cast("q")
+    if len(words) < len(HEADER) or words[HEADER["magic"]] != MAGIC:
+        raise ValueError(f"{path} is not a flight record, or was not begun yet")
+    if words[HEADER["version"]] != VERSION:
+        raise ValueError(
+            f"{path} has version {words[HEADER['version']]}: this mpidist reads version {VERSION}"
+        )
+    if len(content) != NBYTES:
+        raise ValueError(f"{path} has {len(content)} bytes: a flight record has {NBYTES}")
+    facts = {name: words[at] for name, at in HEADER.items()}
+    del facts["magic"], facts["version"], facts["texts"]
+    operations, torn = _operations(content, facts["count"])
+    return FlightRecord(
+        path=path,
+        host=_string(content, HOST_AT, HOST_BYTES),
+        program=_string(content, PROGRAM_AT, PROGRAM_BYTES),
+        operations=operations,
+        torn=torn,
+        tracks=tuple(_tracks(content)),
+        **facts,
+    )
+
+
+def _string(content: bytes, at: int, nbytes: int) -> str:
+    return shown(content[at : at + nbytes].partition(b"\0")[0].decode(errors="replace"))
+
+
+def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]:
+    """Return the operations of the ring, oldest first, and how many entries are torn."""
+    texts, found, torn = _texts(content), [], 0
+    for slot in range(ENTRIES):
+        at = RING_AT + slot * _ENTRY.size
+        stamp, number, time, fingerprint = _ENTRY.unpack_from(content, at)
+        if stamp == 0 and not (number or time) and slot >= count:
+            continue  # never written
+        # Another process may be writing while this one reads: of its last entries some are new.
+        new = count - ENTRIES < stamp <= count + ENTRIES // 2
+        if stamp <= 0 or (stamp - 1) % ENTRIES != slot or not new:
+            torn += 1
+            continue
+        text = texts.get(fingerprint, "")
+        found.append(Operation(stamp, number % SERIALS, number // SERIALS, time, fingerprint, text))
+    return tuple(sorted(found, key=lambda each: each.stamp)), torn
+
+
+def _texts(content: bytes) -> dict[int, str]:
+    found = {}
+    for slot in range(TEXTS):
+        at = TEXTS_AT + slot * TEXT_BYTES
+        fingerprint, length = _TEXT.unpack_from(content, at)
+        text = _string(content, at + _TEXT.size, TEXT_BYTES - _TEXT.size)
+        whole = length <= TEXT_BYTES - _TEXT.size
+        # A text that was being replaced has another fingerprint; of a long one only the beginning
+        # is there.
+        if fingerprint and (not whole or fingerprint // 2 == fingerprint_of(text, False) // 2):
+            found[fingerprint] = text if whole else f"{text}…"
+    return found
+
+
+def _tracks(content: bytes) -> list[Track]:
+    found = []
+    for at in range(TRACKS_AT, RING_AT, TRACK_BYTES):
+        serial, begun, arrived, ended, waiting, since, crc, place = _TRACK.unpack_from(content, at)
+        if serial:
+            found.append(
+                Track(
+                    serial=(serial - 1) % SERIALS,
+                    name=_string(content, at + NAME_AT, NAME_BYTES),
+                    members=_string(content, at + MEMBERS_AT, MEMBERS_BYTES),
+                    members_crc=crc,
+                    rank=place >> 32,
+                    size=place & 0xFFFFFFFF,
+                    begun=begun,
+                    arrived=arrived,
+                    ended=ended,
+                    site=_string(content, at + SITE_AT, SITE_BYTES) if waiting == 1 + begun else "",
+                    since=since,
+                )
+            )
+    return found

@@ -1,0 +1,292 @@
+"""The recorder: writes the flight record of this process, from the start of mpidist to its end.
+
+The file is in memory (``/dev/shm``), so that it outlives the process also after ``kill -9``; the
+last process of a node to end well removes the records of its job.  Those of jobs that did not are
+kept, for ``mpidist flight``: of the newest :data:`JOBS` (8), and at most :data:`MOST_BYTES`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import sys
+import time
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from . import flight, memory_file
+from .flight import BEGUN, HEADER, MEMBERS_CRC, PLACE, SERIAL, SINCE, WAITING
+
+log = logging.getLogger("mpidist")
+JOBS, MOST_BYTES = 8, 16 << 20  # of the records of jobs that did not end well
+
+
+def new_job() -> str:
+    """Return a name for a job: the time, and what tells it from others of the same second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def own_folder(path: Path) -> bool:
+    """Create a folder that only this user can enter; return whether it was created.
+
+    Raises OSError if it is there already and is not such a folder.
+    """
+    try:
+        path.mkdir(mode=0o700)
+        return True
+    except FileExistsError:
+        there = path.lstat()
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid():
+            raise PermissionError(f"{path} is not a folder of this user") from None
+        if stat.S_IMODE(there.st_mode) & 0o022:
+            raise PermissionError(f"others may write into {path}") from None
+        return False
+
+
+class Track:
+    """Records the operations of one communicator.
+
+    `state` has the words of its track, such as ``state[ARRIVED]``; `addresses` are those of the
+    number of operations, of the ring and of the track, for compiled code.  `waits` is whether the
+    line of a wait is recorded.
+    """
+
+    __slots__ = (
+        *("state", "serial", "addresses", "waits"),
+        *("_recorder", "_bytes", "__weakref__"),
+    )
+
+    def __init__(self, recorder: Recorder, slot: int, serial: int):
+        at = flight.TRACKS_AT + slot * flight.TRACK_BYTES
+        self._recorder, self.serial = recorder, serial % flight.SERIALS
+        self.waits = False
+        self._bytes = recorder.memory[at : at + flight.TRACK_BYTES]
+        self.state = self._bytes.cast("q")
+        start = ctypes.addressof(ctypes.c_char.from_buffer(recorder.memory))
+        self.addresses = start + 8 * HEADER["count"], start + flight.RING_AT, start + at
+
+    def begin(self, sequence: int, fingerprint: int) -> None:
+        """Record that an operation begins; compiled code does the same (steps.c)."""
+        words, number = self._recorder.words, next(self._recorder.numbers)
+        at = flight.RING_AT // 8 + number % flight.ENTRIES * flight.ENTRY_WORDS
+        words[HEADER["count"]] = number + 1
+        words[at] = 0  # until all is there: what is half written is no operation
+        words[at + 1] = sequence << 16 | self.serial
+        words[at + 2] = time.monotonic_ns()
+        words[at + 3] = fingerprint
+        words[at] = number + 1
+        self.state[BEGUN] = sequence
+
+    def name(self, name: str) -> None:
+        """Set the communicator's name."""
+        _put(self._bytes, flight.NAME_AT, flight.NAME_BYTES, name)
+
+    def wait(self, site: str) -> None:
+        """Record the line of the user's program that has been waiting for some time."""
+        state = self.state
+        if len(site) >= flight.SITE_BYTES:
+            site = f"…{site[4 - flight.SITE_BYTES :]}"  # the end tells more
+        before = bytes(self._bytes[flight.SITE_AT :]).partition(b"\0")[0]
+        # Interrupted to look around, a wait goes on: it is the same one.
+        same = self.waits and state[WAITING] == 1 + state[BEGUN] and before == site.encode()
+        if not same:
+            _put(self._bytes, flight.SITE_AT, flight.SITE_BYTES, site)
+            state[SINCE] = time.monotonic_ns()
+        state[WAITING] = 1 + state[BEGUN]
+        self.waits = True
+
+    def go_on(self) -> None:
+        """Record that what the line waits for has come."""
+        self.state[WAITING], self.waits = 0, False
+
+    def describe(self, fingerprint: int, operation: str) -> None:
+        """Record what a fingerprint stands for."""
+        self._recorder.describe(fingerprint, operation)
+
+
+class Recorder:
+    """The flight record of this process.
+
+    Raises OSError if there is no room for it, or the folder is not this user's alone.
+    """
+
+    def __init__(self, job: Path, rank: int, size: int):
+        self.job, self._own = job, os.getpid()
+        own_folder(job.parent)
+        if own_folder(job):
+            prune(job.parent)
+        self.path = job / f"rank-{rank}.{self._own}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self.path, flags, 0o600)
+        try:
+            # Reserved: without room, a store into the mapping would end the process by SIGBUS.
+            os.posix_fallocate(handle, 0, flight.NBYTES)
+            self.memory = memory_file.map_file(handle, flight.NBYTES).data
+        except OSError:
+            with suppress(OSError):
+                self.path.unlink()
+            raise
+        finally:
+            os.close(handle)
+        self.words = self.memory.cast("q")
+        self.numbers = itertools.count()  # atomic; only where no compiled code counts
+        self._serials, self._free = itertools.count(1), list(range(flight.TRACKS))
+        self._described: dict[int, int] = {}  # number of its description, by fingerprint
+        self._made: Counter[tuple[int, ...]] = Counter()
+        _put(self.memory, flight.HOST_AT, flight.HOST_BYTES, socket.gethostname())
+        _put(self.memory, flight.PROGRAM_AT, flight.PROGRAM_BYTES, " ".join(sys.argv))
+        facts = {"version": flight.VERSION, "pid": self._own, "rank": rank, "size": size}
+        facts |= {"started": flight.process_started(self._own), "state": flight.RUNNING}
+        facts |= {"wall": time.time_ns(), "clock": time.monotonic_ns(), "magic": flight.MAGIC}
+        for name, value in facts.items():
+            self.words[HEADER[name]] = value
+
+    def track(self, members: Sequence[int], rank: int) -> Track | None:
+        """Return the track of a new communicator; None if as many as there is room for are alive.
+
+        `members` are its ranks in COMM_WORLD, `rank` is that of this process in it.
+        """
+        members = tuple(members)
+        made = self._made[members] = self._made[members] + 1
+        try:
+            slot = self._free.pop(0)
+        except IndexError:
+            self.words[HEADER["unrecorded"]] += 1
+            return None
+        track = Track(self, slot, next(self._serials))
+        state = track.state
+        state[SERIAL] = 0
+        for at in range(1, len(state)):
+            state[at] = 0
+        state[MEMBERS_CRC] = zlib.crc32(f"{members} {made}".encode())
+        state[PLACE] = rank << 32 | len(members)
+        text = ", ".join(map(str, members))
+        if len(text) >= flight.MEMBERS_BYTES:
+            text = f"{text[: flight.MEMBERS_BYTES - 5]}…"
+        at = flight.TRACKS_AT + slot * flight.TRACK_BYTES
+        _put(self.memory, at + flight.MEMBERS_AT, flight.MEMBERS_BYTES, text)
+        track.name("world")
+        state[SERIAL] = 1 + track.serial
+        weakref.finalize(track, self._free.append, slot).atexit = False
+        return track
+
+    def describe(self, fingerprint: int, operation: str) -> None:
+        """Record what a fingerprint stands for, in place of the oldest description."""
+        words, number = self.words, self.words[HEADER["texts"]]
+        if self._described.get(fingerprint, -flight.TEXTS) > number - flight.TEXTS // 2:
+            return  # another communicator has the same operation
+        self._described = {
+            known: at
+            for known, at in ((fingerprint, number), *self._described.items())
+            if at > number - flight.TEXTS
+        }
+        words[HEADER["texts"]] = number + 1
+        at = flight.TEXTS_AT + number % flight.TEXTS * flight.TEXT_BYTES
+        words[at // 8] = 0
+        encoded = operation.encode(errors="replace")
+        words[at // 8 + 1] = len(encoded) + 1
+        _put(self.memory, at + 16, flight.TEXT_BYTES - 16, operation)
+        words[at // 8] = fingerprint
+
+    def end(self, state: int) -> None:
+        """Record how this process ends; the last to end well on a node removes the job's records.
+
+        The first state counts: after an exception a process ends in the same way as any other.
+        """
+        if os.getpid() != self._own or self.words[HEADER["state"]] != flight.RUNNING:
+            return
+        self.words[HEADER["state"]] = state
+        here = self.words[HEADER["here"]]
+        if state == flight.ENDED_WELL and here:
+            try:
+                records = [flight.read(path) for path in sorted(self.job.iterdir())]
+            except (OSError, ValueError):  # another process removes them, or there are other files
+                return
+            if len(records) >= here and all(r.state == flight.ENDED_WELL for r in records):
+                remove(self.job)
+
+
+def remove(job: Path) -> None:
+    """Remove the records of a job, and the folder of all jobs if that was the last one."""
+    shutil.rmtree(job, ignore_errors=True)
+    with suppress(OSError):
+        job.parent.rmdir()
+
+
+def prune(jobs: Path, most: int = JOBS, most_bytes: int = MOST_BYTES) -> None:
+    """Remove the oldest records of jobs of which no process runs, beyond a number and a size."""
+    found = []
+    for job in jobs.iterdir():
+        with suppress(OSError, ValueError):
+            if not job.is_symlink() and job.is_dir():
+                records = [path for path in job.iterdir() if path.name.startswith("rank-")]
+                if records and not any(_runs(path) for path in records):
+                    found.append((job.stat().st_mtime, len(records) * flight.NBYTES, job))
+    kept = 0
+    for number, (_, nbytes, job) in enumerate(sorted(found, reverse=True)):
+        kept += nbytes
+        if number >= most or kept > most_bytes:
+            shutil.rmtree(job, ignore_errors=True)
+
+
+def _runs(path: Path) -> bool:
+    """Return whether the process of a record runs; not of one that cannot be read."""
+    try:
+        return flight.read(path).alive
+    except ValueError:
+        return False
+
+
+def _put(memory: memoryview, at: int, nbytes: int, text: str) -> None:
+    """Store a text and a zero behind it, cut to what fits."""
+    encoded = text.encode(errors="replace")[: nbytes - 1]
+    memory[at : at + nbytes] = encoded + bytes(nbytes - len(encoded))
+
+
+_recorder: Recorder | None = None
+
+
+def start(job: str, rank: int, size: int) -> Path | None:
+    """Start to record this process, which is `rank` of COMM_WORLD's `size`.
+
+    Return the folder of its job's records; None if it has no record, or had one already.
+    """
+    global _recorder
+    if _recorder is not None:
+        return None
+    path = flight.folder() / job
+    try:
+        _recorder = Recorder(path, rank, size)
+    except OSError as error:
+        log.warning("rank %d has no flight record: %s: %s", rank, path, error)
+        return None
+    atexit.register(_recorder.end, flight.ENDED_WELL)
+    return path
+
+
+def current() -> Recorder | None:
+    """Return the recorder of this process; None if it records nothing."""
+    return _recorder
+
+
+def here(ranks: int) -> None:
+    """Record the number of ranks of this node."""
+    if _recorder is not None and not _recorder.words[HEADER["here"]]:
+        _recorder.words[HEADER["here"]] = ranks
+
+
+def end(state: int) -> None:
+    """Record how this process ends."""
+    if _recorder is not None:
+        _recorder.end(state)

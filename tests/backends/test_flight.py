@@ -1,0 +1,156 @@
+"""A flight record is read as it lies in the file: torn, overwritten and foreign ones are told."""
+
+import os
+import struct
+
+import pytest
+
+from mpidist.backends import flight
+from mpidist.backends.flight import HEADER, RING_AT, TEXT_BYTES, TEXTS_AT
+from mpidist.backends.recorder import Recorder
+
+LONG = "gather root=0 9 x float64 counts=(" + "1, " * 100
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    return Recorder(tmp_path / "flights" / "job", 2, 3)
+
+
+def begin(recorder, track, sequence, text):
+    mark = flight.fingerprint_of(text, True)
+    recorder.describe(mark, text)
+    track.begin(sequence, mark)
+    return mark
+
+
+def change(recorder, at, content):
+    with open(recorder.path, "r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def test_read(recorder):
+    track = recorder.track([0, 2], 1)
+    track.name("world.1:0")
+    begin(recorder, track, 1, "allreduce op=sum 8 x float64 by ring")
+    begin(recorder, track, 2, "barrier in the background")
+    track.state[flight.ARRIVED], track.state[flight.ENDED] = 1, 1
+    record = flight.read(recorder.path)
+    assert (record.rank, record.size, record.pid) == (2, 3, os.getpid())
+    assert record.alive and record.state == flight.RUNNING and record.torn == 0
+    first, second = record.operations
+    assert str(first) == "#1 allreduce op=sum 8 x float64 by ring (64 B)"
+    assert str(second) == "#2 barrier in the background" and second.background
+    assert first.background is False and first.time <= second.time
+    (seen,) = record.tracks
+    assert (seen.name, seen.members, seen.rank, seen.size) == ("world.1:0", "0, 2", 1, 2)
+    assert (seen.begun, seen.arrived, seen.ended, seen.site) == (2, 1, 1, "")
+    assert record.of(seen) == {1: first, 2: second}
+
+
+def test_only_the_last_operations_are_left(recorder):
+    track = recorder.track([2], 0)
+    for sequence in range(1, 3001):
+        begin(recorder, track, sequence, "barrier")
+    record = flight.read(recorder.path)
+    assert [each.sequence for each in record.operations] == list(range(3001 - 1024, 3001))
+    assert record.count == 3000 and record.torn == 0
+
+
+@pytest.mark.parametrize("stamp", [0, 1, 1030, 5 + 2048])
+def test_torn_entry_is_left_out(recorder, stamp):
+    """Half written, that of an older operation, one that belongs elsewhere."""
+    track = recorder.track([2], 0)
+    for sequence in range(1, 1030):
+        begin(recorder, track, sequence, "barrier")
+    change(recorder, RING_AT + 4 * 32, struct.pack("<q", stamp))  # of #1029
+    record = flight.read(recorder.path)
+    assert record.torn == 1 and [each.sequence for each in record.operations][-1] == 1028
+
+
+def test_overwritten_description_is_said(recorder):
+    track = recorder.track([2], 0)
+    mark = begin(recorder, track, 1, "barrier")
+    for sequence in range(2, flight.TEXTS + 2):
+        begin(recorder, track, sequence, f"allgather {sequence} x int8")
+    operations = flight.read(recorder.path).operations
+    assert operations[0].described == f"(description overwritten, fingerprint {mark:#x})"
+    assert operations[-1].described == f"allgather {sequence} x int8 ({sequence} B)"
+
+
+def test_a_description_that_is_not_whole(recorder):
+    """Of a long one the beginning is kept; one that does not fit its fingerprint is none."""
+    track = recorder.track([2], 0)
+    begin(recorder, track, 1, LONG)
+    begin(recorder, track, 2, "barrier")
+    (long, short) = flight.read(recorder.path).operations
+    assert long.text.endswith("…") and LONG.startswith(long.text[:-1]) and len(long.text) > 150
+    change(recorder, TEXTS_AT + TEXT_BYTES + 16, b"b\x1b[2Jer")
+    (long, short) = flight.read(recorder.path).operations
+    assert long.text and not short.text
+
+
+def test_control_characters_are_escaped(recorder):
+    recorder.track([2], 0).name("\x1b[2J")
+    assert flight.read(recorder.path).tracks[0].name == r"\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("at", "content", "said"),
+    [
+        (
+            8 * HEADER["version"],
+            struct.pack("<q", 7),
+            "has version 7: this mpidist reads version 1",
+        ),
+        (0, bytes(8), "is not a flight record, or was not begun yet"),
+        (flight.NBYTES, b"x", "longer than 131072 bytes"),
+    ],
+)
+def test_another_file_is_refused(recorder, at, content, said):
+    change(recorder, at, content)
+    with pytest.raises(ValueError, match=said):
+        flight.read(recorder.path)
+
+
+def test_short_file_and_link_are_refused(recorder, tmp_path):
+    os.truncate(recorder.path, 4096)
+    with pytest.raises(ValueError, match="has 4096 bytes: a flight record has 131072"):
+        flight.read(recorder.path)
+    os.truncate(recorder.path, 3)
+    with pytest.raises(ValueError, match="is not a flight record"):
+        flight.read(recorder.path)
+    (tmp_path / "link").symlink_to(recorder.path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        flight.read(tmp_path / "link")
+
+
+def test_record_of_another_user_is_refused(recorder, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(recorder.path).st_uid + 1)
+    real = os.lstat
+
+    class Foreign:
+        st_uid = os.stat(recorder.path).st_uid + 2
+
+    monkeypatch.setattr(
+        os, "lstat", lambda path: Foreign() if path == recorder.path else real(path)
+    )
+    with pytest.raises(ValueError, match="belongs to another user"):
+        flight.read(recorder.path)
+
+
+def test_process_that_is_gone():
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert flight.process_started(child) == 0
+    assert flight.process_started(os.getpid()) == flight.process_started(os.getpid()) > 0
+
+
+def test_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("MPIDIST_FLIGHT", raising=False)
+    assert flight.folder().name == f"mpidist-flight-{os.getuid()}"
+    monkeypatch.setenv("MPIDIST_FLIGHT", str(tmp_path))
+    assert flight.folder() == tmp_path

@@ -1,0 +1,183 @@
+"""The recorder: whose its files are, when they go, and that it is always in the file."""
+
+import gc
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mpidist.backends import flight, recorder
+from mpidist.backends.flight import ENDED_WELL, FAILED, HEADER, RUNNING
+from mpidist.backends.recorder import Recorder, own_folder, prune
+
+
+@pytest.fixture
+def job(tmp_path):
+    return tmp_path / "flights" / "job"
+
+
+def ranks(job, size):
+    made = [Recorder(job, rank, size) for rank in range(size)]
+    for each in made:
+        each.words[HEADER["here"]] = size
+    return made
+
+
+def test_files_are_this_users_alone(job):
+    made = Recorder(job, 0, 1)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (job.parent, job, made.path)]
+    assert modes == [0o700, 0o700, 0o600]
+    assert made.path.stat().st_blocks * 512 >= flight.NBYTES  # reserved: no SIGBUS later
+
+
+def test_folder_that_others_may_write_to_is_refused(job):
+    job.parent.mkdir()
+    job.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write into"):
+        Recorder(job, 0, 1)
+
+
+def test_folder_that_is_a_link_is_refused(job, tmp_path):
+    job.parent.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="is not a folder of this user"):
+        own_folder(job.parent)
+
+
+def test_no_room_is_told(job, monkeypatch):
+    def full(handle, at, nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        Recorder(job, 0, 1)
+    assert not list(job.iterdir())
+
+
+def test_start_without_room_goes_on(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MPIDIST_FLIGHT", str(tmp_path / "file"))
+    monkeypatch.setattr(recorder, "_recorder", None)
+    assert recorder.start("job", 3, 4) is None and recorder.current() is None
+    assert "rank 3 has no flight record" in caplog.text
+
+
+def test_the_last_to_end_well_removes_the_records(job):
+    first, second = ranks(job, 2)
+    first.end(ENDED_WELL)
+    assert flight.read(first.path).state == ENDED_WELL
+    second.end(ENDED_WELL)
+    assert not job.parent.exists()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_records_stay_after_a_failure(job, order):
+    made = ranks(job, 2)
+    made[0].end(FAILED)
+    for rank in order:
+        made[rank].end(ENDED_WELL)
+    assert [flight.read(each.path).state for each in made] == [FAILED, ENDED_WELL]
+
+
+def test_records_stay_while_a_rank_runs(job):
+    first, _ = ranks(job, 2)
+    first.end(ENDED_WELL)
+    assert len(list(job.iterdir())) == 2
+
+
+def test_a_forked_child_ends_nothing(job):
+    (made,) = ranks(job, 1)
+    child = os.fork()
+    if not child:
+        made.end(ENDED_WELL)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert flight.read(made.path).state == RUNNING
+
+
+def test_communicators(job):
+    made = Recorder(job, 1, 4)
+    tracks = [made.track([0, 1], 1) for _ in range(flight.TRACKS)]
+    assert made.track([0, 1], 1) is None
+    seen = flight.read(made.path)
+    assert seen.unrecorded == 1 and len(seen.tracks) == flight.TRACKS
+    assert len({track.key for track in seen.tracks}) == flight.TRACKS  # of equal members
+    del tracks
+    gc.collect()
+    again = made.track(range(1000), 1)
+    seen = next(t for t in flight.read(made.path).tracks if t.serial == again.serial)
+    assert seen.size == 1000 and seen.members.endswith("…") and seen.begun == 0
+
+
+def test_equal_communicators_have_equal_keys_on_their_ranks(job):
+    made = ranks(job, 2)
+    for each in made:
+        each.tracks = [each.track(members, 0) for members in ([0, 1], [1, 0], [0, 1])]
+    keys = [[track.key for track in flight.read(each.path).tracks] for each in made]
+    assert keys[0] == keys[1] and len(set(keys[0])) == 3
+
+
+def test_wait(job):
+    made = Recorder(job, 0, 1)
+    track = made.track([0], 0)
+    track.begin(5, 3)
+    track.wait("/a/train.py:41")
+    (seen,) = flight.read(made.path).tracks
+    assert seen.site == "/a/train.py:41" and seen.since <= time.monotonic_ns()
+    track.wait("/a/train.py:41")  # goes on after a look around
+    assert flight.read(made.path).tracks[0].since == seen.since
+    track.wait("/" + "long/" * 40 + "train.py:42")
+    (longer,) = flight.read(made.path).tracks
+    assert longer.site.startswith("…") and longer.site.endswith("/long/train.py:42")
+    assert longer.since > seen.since
+    track.go_on()
+    assert flight.read(made.path).tracks[0].site == ""
+    track.wait("/a/train.py:41")
+    track.begin(6, 3)
+    assert flight.read(made.path).tracks[0].site == ""  # of the operation before
+
+
+def test_a_description_is_stored_once(job):
+    made = Recorder(job, 0, 1)
+    for _ in range(3):
+        made.describe(flight.fingerprint_of("barrier", True), "barrier")
+    assert made.words[HEADER["texts"]] == 1
+    for k in range(flight.TEXTS):
+        made.describe(flight.fingerprint_of(f"{k}", True), f"{k}")
+    made.describe(flight.fingerprint_of("barrier", True), "barrier")  # it has been replaced
+    assert made.words[HEADER["texts"]] == flight.TEXTS + 2
+
+
+def dead(jobs, name, age, records=1):
+    """The records of a job whose process is gone."""
+    for rank in range(records):
+        code = (
+            "import sys; from pathlib import Path; from mpidist.backends.recorder import Recorder"
+        )
+        code += "; import os; Recorder(Path(sys.argv[1]), int(sys.argv[2]), 1); os._exit(1)"
+        command = [sys.executable, "-c", code, str(jobs / name), str(rank)]
+        subprocess.run(command, check=False, timeout=60)
+    os.utime(jobs / name, (time.time() - age, time.time() - age))
+
+
+def test_prune_keeps_the_newest_and_those_that_run(tmp_path):
+    jobs = tmp_path / "flights"
+    for k in range(4):
+        dead(jobs, f"dead{k}", age=100 - k)
+    running = Recorder(jobs / "running", 0, 1)
+    os.utime(jobs / "running", (1, 1))
+    (jobs / "others").mkdir()
+    prune(jobs, most=2)
+    assert sorted(path.name for path in jobs.iterdir()) == ["dead2", "dead3", "others", "running"]
+    assert running.path.exists()
+    prune(jobs, most=2, most_bytes=flight.NBYTES)
+    assert sorted(path.name for path in jobs.iterdir()) == ["dead3", "others", "running"]
+
+
+def test_a_new_job_prunes(tmp_path, monkeypatch):
+    dead(tmp_path / "flights", "dead", age=9)
+    monkeypatch.setattr(recorder.prune, "__defaults__", (0, 0))
+    Recorder(tmp_path / "flights" / "new", 0, 1)
+    assert [path.name for path in (tmp_path / "flights").iterdir()] == ["new"]
