@@ -12,7 +12,7 @@ from .commands.main import Main
 from .errors import UnknownName
 
 COMMANDS = (
-    *("bench", "completion", "demo", "explain", "info", "list"),
+    *("bench", "completion", "demo", "explain", "flight", "info", "list"),
     *("prove", "run", "show", "slurm", "tune"),
 )
 

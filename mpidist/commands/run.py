@@ -113,7 +113,8 @@ def run_command(
     some words; --dry-run prints it with the environment variables that the launcher needs, to copy
     and change.  The exit code is 0 only if every rank succeeded, otherwise that of the first rank
     that failed.  A traceback that is equal on
-    several ranks is printed once, and the last line names the rank that failed first.
+    several ranks is printed once, and the last line names the rank that failed first.  When a rank
+    was killed or crashed, the lines before say where each rank was: see mpidist flight.
     """
     root = context.find_root().command
     first = program[0]

@@ -129,7 +129,7 @@ class RankProcess:
         An exception is also written to the rank's log, and printed if it cannot be forwarded: the
         program itself does not print it.
         """
-        facts = {name: note[name] for name in ("mpi", "failure", "exit") if name in note}
+        facts = {name: note[name] for name in ("mpi", "failure", "exit", "flight") if name in note}
         failure = note.get("failure")
         text = str(failure.get("text", "")) if isinstance(failure, dict) else ""
         with contextlib.suppress(OSError):

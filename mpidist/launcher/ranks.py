@@ -32,6 +32,7 @@ class RankState:
     mpi: str = ""  # "starting" or "started"; empty before MPI_Init
     left: int | None = None  # exit code that a Python program has announced
     lost: bool = False  # whether its monitor has gone before it reported the exit status
+    flight: str = ""  # folder of its flight record, on its host
 
     @property
     def succeeded(self) -> bool:
@@ -45,7 +46,17 @@ class RankState:
             return 1
         return self.status if self.status >= 0 else 128 - self.status
 
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended the rank, or nobody knows how it ended."""
+        return self.status == LOST or (isinstance(self.status, int) and self.status < 0)
+
     def __str__(self) -> str:
+        return f"rank {self.number} on {self.host} {self.how}"
+
+    @property
+    def how(self) -> str:
+        """How the rank ended."""
         how = f"ended with exit code {self.status}"
         if self.status == LOST:
             how = (
@@ -54,7 +65,7 @@ class RankState:
             )
         elif isinstance(self.status, int) and self.status < 0:
             how = f"was killed by signal {signal_name(-self.status)}"
-        return f"rank {self.number} on {self.host} {how}"
+        return how
 
 
 @dataclass
@@ -68,6 +79,7 @@ class Report:
     failure: dict[str, str] | None = None  # the exception that ends it: kind, line, text
     exit: int | None = None  # exit code that a Python program announces before its end
     status: int | None = None  # exit status, which only a monitor knows
+    flight: str | None = None  # folder of its flight record
 
 
 class Reports:

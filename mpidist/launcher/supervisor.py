@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from ..communicator.failure import FULL_TRACEBACK
 from ..communicator.launcher_notes import STARTED, STARTING
-from ..errors import LaunchError
+from ..errors import CollectiveTimeout, InvalidArgument, LaunchError
 from .boxes import SHOWN_WITHIN, Boxes, write_fully
-from .failures import INTERRUPT, Failures
+from .failures import INTERRUPT, Failure, Failures
 from .mpi import say
 from .notes import explain
 from .processes import end_processes, remove_session_files
@@ -121,7 +122,13 @@ class Supervisor:
         try:
             with self.signals.recorded(*TO_LAUNCHER):  # those for the ranks: see run_job
                 with started(command, environ, self._boxes, preexec, self.stdin) as self._launcher:
-                    return self._verdict(self._wait()) or int(bool(self._boxes.lost))
+                    code = self._verdict(self._wait()) or int(bool(self._boxes.lost))
+            if code == 0:  # also where a rank ended without Python's end, which removes them
+                from .flight import discard  # here: mpidist run --help starts fast
+
+                for folder in self._flights:
+                    discard(folder)
+            return code
         finally:
             self.reports.close()
 
@@ -173,6 +180,8 @@ class Supervisor:
     def _take(self, rank: RankState, report: Report) -> None:
         if report.mpi is not None:
             rank.mpi, self._last_mpi_report = report.mpi, time.monotonic()
+        if report.flight is not None:
+            rank.flight = report.flight
         if report.failure is not None:
             with contextlib.suppress(KeyError):  # not the description of an exception
                 self.failures.add(rank.number, rank.host, report.failure)
@@ -334,11 +343,38 @@ class Supervisor:
         if not self.reports.complete and len(self.known) < self.ranks:
             # A rank of another host, which cannot send notes, may have been the first.
             self.told = self.told.replace(" failed first: ", " failed: ", 1)
+        self._print_flight(cause)
         self._boxes.told = self._told_why or failed[0].status != LOST
         self._boxes.show()
         # The name is that of rank_process.py, which imports nothing of this package.
         logs = self.reports.logs
         say(f"{self.told}; its log: {logs}/rank-{cause.number:05d}.log" if logs else self.told)
+
+    @property
+    def _flights(self) -> list[Path]:
+        """Folders of the flight records: one, unless the program started MPI several times."""
+        return [Path(each) for each in sorted({r.flight for r in self.known.values() if r.flight})]
+
+    def _print_flight(self, cause: Failure | RankState) -> None:
+        """Print what the flight records say, if a rank was lost or an operation did not end."""
+        if self.interrupted:
+            return
+        from .flight import Job
+
+        rank = cause if isinstance(cause, RankState) else None
+        ended = {} if rank is None else {rank.number: rank.how}
+        hosts = {each.number: each.host for each in self.known.values()}
+        for folder in self._flights:
+            try:
+                job = Job(folder, ended, hosts)
+            except InvalidArgument:  # the ranks of this folder are on other nodes
+                continue
+            if isinstance(cause, Failure):
+                tells = cause.kind == CollectiveTimeout.__name__
+            else:  # an exit code may stand for a signal that the launcher has seen
+                tells = cause.killed or job.crashed(cause.number)
+            for line in job.few_lines() if tells else ():
+                say(line)
 
     def _verdict(self, status: int) -> int:
         """Return the exit code of the job, given the launcher's `status`; print what failed.

@@ -11,7 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from mpidist.backends.flight import fingerprint_of
+from mpidist.backends.recorder import Recorder
 from mpidist.cli import COMMANDS, main
+from mpidist.commands.flight import flight_command
 from mpidist.commands.prove import spans
 from mpidist.commands.slurm import scripts
 from mpidist.communicator import launch
@@ -92,6 +95,32 @@ def test_help_names_every_command():
     benchmarks = call("bench", "--help").partition("Commands:")[2].partition("Examples:")[0]
     assert tuple(line.split()[0] for line in benchmarks.splitlines() if line.strip()) == BENCHMARKS
     assert "mpidist 0" in call("--version")
+
+
+def test_flight(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_FLIGHT", str(tmp_path / "flights"))
+    assert "no flight records in" in call("flight", status=2)
+    recorder = Recorder(tmp_path / "flights" / "a-job", 1, 2)
+    track = recorder.track([0, 1], 1)
+    for number in (1, 2, 3):
+        text = f"broadcast root=0 {number} x int8"
+        recorder.describe(fingerprint_of(text, False), text)
+        track.begin(number, fingerprint_of(text, False))
+    for words in ([], ["a-job"], [str(recorder.job)]):
+        first, *lines = call("flight", *words).splitlines()
+        assert first.startswith("job a-job: ")
+        assert lines[0].startswith("rank 1: running; in world #3 broadcast root=0 3 x int8 (3 B), ")
+        assert lines[1].startswith("rank 0: no record here; ")
+    *_, head, second, third = call("flight", "--last", "2").splitlines()
+    assert head == "rank 1, 3 operations begun:"
+    assert "world     #2 broadcast" in second and "world     #3 broadcast" in third
+    assert call("flight", "--list").startswith("a-job  1 of 2 ranks, 1 running  ")
+    assert "--list: not with a job" in call("flight", "a-job", "--list", status=2)
+    assert "'b-job': expected a folder" in call("flight", "b-job", status=2)
+    parameter = next(each for each in flight_command.params if each.name == "job")
+    context = click.Context(flight_command)
+    assert [item.value for item in parameter.shell_complete(context, "a-")] == ["a-job"]
+    assert [item.type for item in parameter.shell_complete(context, "b-")] == ["file"]
 
 
 def test_list():

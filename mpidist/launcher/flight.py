@@ -1,0 +1,308 @@
+"""The flight records of a job: where each rank is, and which one diverged first, at what.
+
+Only what the records say is compared: entries that were overwritten, records that are missing or of
+another version are named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..backends.flight import (
+    ENDED_WELL,
+    ENTRIES,
+    FAILED,
+    RUNNING,
+    FlightRecord,
+    Operation,
+    Track,
+    folder,
+    read,
+)
+from ..errors import InvalidArgument
+from .failures import ranks_listed
+
+FEW = 6  # lines of a report by ``mpidist run``
+_PREFIX = "rank-"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a communicator: what its record says."""
+
+    record: FlightRecord
+    track: Track
+
+    @cached_property
+    def operations(self) -> dict[int, Operation]:
+        """Operations on the communicator that are left in the ring, by their number."""
+        return self.record.of(self.track)
+
+    @property
+    def begun(self) -> int:
+        """Number of the last operation begun."""
+        return max(self.track.begun, max(self.operations, default=0))
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first operation that not all ranks of a communicator have begun, or begun alike."""
+
+    time: int  # when the first rank began it, in ns; 0 if that was overwritten
+    text: str
+
+
+class Job:
+    """The flight records of a job's ranks, as far as they are in one folder.
+
+    `ended` tells how ranks ended, where that is known better than by their records; `hosts` has the
+    hosts of ranks.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        ended: Mapping[int, str] | None = None,
+        hosts: Mapping[int, str] | None = None,
+    ):
+        self.path, self._ended, self._hosts = path, ended, hosts or {}
+        self.records: list[FlightRecord] = []
+        self.refused: list[str] = []
+        try:
+            files = sorted(each for each in path.iterdir() if each.name.startswith(_PREFIX))
+        except OSError as error:
+            raise InvalidArgument(
+                f"{path}: {error.strerror}: expected a folder of flight records"
+            ) from None
+        for file in files:
+            try:
+                self.records.append(read(file))
+            except ValueError as error:
+                self.refused.append(str(error))
+        self.records.sort(key=lambda record: (record.rank, record.path))
+        self.ranks = max((record.size for record in self.records), default=0)
+        self.absent = sorted(set(range(self.ranks)) - {record.rank for record in self.records})
+
+    def crashed(self, rank: int) -> bool:
+        """Return whether a rank's process is gone, and did not end as a Python program does."""
+        return any(r.rank == rank and r.state == RUNNING and not r.alive for r in self.records)
+
+    def communicators(self) -> Iterator[tuple[str, list[Member]]]:
+        """Yield each communicator: its name, and the ranks whose records have it."""
+        found: dict[tuple[str, int, int], list[Member]] = defaultdict(list)
+        for record in self.records:
+            for track in record.tracks:
+                found[track.key].append(Member(record, track))
+        for (name, _, _), members in found.items():
+            yield name, members
+
+    def divergences(self) -> list[str]:
+        """Return a line for each communicator whose ranks are not alike, the first one first."""
+        found = [diverged(name, members) for name, members in self.communicators()]
+        known = [each for each in found if each is not None]
+        return [each.text for each in sorted(known, key=lambda each: (not each.time, each.time))]
+
+    def places(self) -> list[str]:
+        """Return where the ranks are, those alike in one line; the fewest first."""
+        alike: dict[tuple[str, str, str], list[tuple[int, str]]] = defaultdict(list)
+        for record in self.records:
+            where, moment, site = place(record)
+            alike[self._end(record), where, site].append((record.rank, moment))
+        lines = []
+        for (end, where, site), group in sorted(alike.items(), key=lambda e: (len(e[1]), e[1])):
+            first = min(moment for _, moment in group)
+            since = f", waiting since {first} in {site}" if site else first and f", begun {first}"
+            ranks = ranks_listed([rank for rank, _ in group])
+            lines.append(f"{ranks}: {end and f'{end}; '}{where}{since}")
+        return lines
+
+    def _end(self, record: FlightRecord) -> str:
+        """Return how the process of a record ended; "" if that is not to be said."""
+        if self._ended is not None:
+            return self._ended.get(record.rank, "")
+        if record.state == ENDED_WELL:
+            return "ended"
+        if record.state == FAILED:
+            return "ended by an exception"
+        if record.host != socket.gethostname():
+            return f"on {record.host}"
+        return "running" if record.alive else "killed or crashed"
+
+    def gaps(self) -> list[str]:
+        """Return what the records do not tell."""
+        lines = list(self.refused)
+        hosts: dict[str, list[int]] = defaultdict(list)
+        here = socket.gethostname()
+        for rank in self.absent:
+            hosts[self._hosts.get(rank, here)].append(rank)
+        for host, ranks in hosts.items():
+            where = f"on {host}, " if host != here else "on another node, if there was one: "
+            where += f"mpidist flight {self._command} there" if host != here else "each has its own"
+            lines.append(f"{ranks_listed(ranks)}: no record here; {where}")
+        for record in self.records:
+            if record.torn and not record.alive:
+                entries = "an entry was" if record.torn == 1 else f"{record.torn} entries were"
+                lines.append(
+                    f"rank {record.rank}: {entries} being written at its end, and left out"
+                )
+            if record.unrecorded:
+                lines.append(
+                    f"rank {record.rank}: {record.unrecorded} communicators had no room in the "
+                    "record"
+                )
+        return lines
+
+    def lines(self) -> list[str]:
+        """Return the report: who diverged, where each rank is, and what is not known."""
+        return [*self.divergences(), *self.places(), *self.gaps()]
+
+    def few_lines(self) -> list[str]:
+        """Return the report for the end of a job, cut to a few lines."""
+        lines = self.lines()
+        if len(lines) > FEW:
+            lines[FEW - 1 :] = [f"… {len(lines) - FEW + 1} lines more"]
+        return [*lines, f"more: mpidist flight --last 20 {self._command}"]
+
+    @property
+    def _command(self) -> str:
+        """The argument of ``mpidist flight`` for this job."""
+        return self.path.name if self.path.parent == folder() else str(self.path)
+
+
+def diverged(name: str, members: Sequence[Member]) -> Divergence | None:
+    """Return the first operation in which the ranks of a communicator are not alike."""
+    lowest, highest = min(m.begun for m in members), max(m.begun for m in members)
+    unknown = 0  # numbers up to this one could not be compared between all ranks
+    for number in range(max(1, highest - ENTRIES), lowest + 1):
+        entries = [(m, m.operations.get(number)) for m in members]
+        if any(operation is None for _, operation in entries):
+            unknown = number
+        kinds: dict[int, list[tuple[Member, Operation]]] = defaultdict(list)
+        for member, operation in entries:
+            if operation is not None:
+                kinds[operation.fingerprint].append((member, operation))
+        if len(kinds) > 1:
+            return _unlike(name, number, list(kinds.values()), members, unknown)
+    if lowest == highest:
+        return None
+    behind = [m for m in members if m.begun == lowest]
+    ahead = [m for m in members if m.begun > lowest]
+    number = lowest + 1
+    first = next((m.operations[number] for m in ahead if number in m.operations), None)
+    what = f"#{number} (overwritten)" if first is None else str(first)
+    verb = "has" if len(behind) == 1 else "have"
+    there = "is there" if len(ahead) == 1 else "are there"
+    text = f"{name}: {_named(behind)} {verb} not begun {what}; {_named(ahead)} {there}"
+    if highest > number:
+        text += f", up to #{highest}"
+    return Divergence(0 if first is None else first.time, text)
+
+
+def _unlike(
+    name: str,
+    number: int,
+    kinds: list[list[tuple[Member, Operation]]],
+    members: Sequence[Member],
+    unknown: int,
+) -> Divergence:
+    """Return the divergence of ranks that began different operations as the same number."""
+    kinds.sort(key=len)
+    texts = [f"{_named([m for m, _ in kind])}: {kind[0][1].described}" for kind in kinds]
+    odd = kinds[:-1]
+    if len(kinds[-1]) > len(kinds[-2]):
+        ranks = _named([m for kind in odd for m, _ in kind])
+        text = f"{name}: {ranks} diverged first, at #{number}: {'; '.join(texts)}"
+    else:
+        text = f"{name}: the ranks diverged first at #{number}: {'; '.join(texts)}"
+    if unknown:
+        text += f" (up to #{unknown} some entries are overwritten, and were not compared)"
+    times = [operation.time for kind in kinds for _, operation in kind]
+    return Divergence(min(times), text)
+
+
+def _named(members: Sequence[Member]) -> str:
+    return ranks_listed([m.record.rank for m in members])
+
+
+def place(record: FlightRecord) -> tuple[str, str, str]:
+    """Return where a process is, by the last operation that it began; since when; what line waits.
+
+    Without a line, the time is that of the operation.
+    """
+    last = record.operations[-1] if record.operations else None
+    track = next((t for t in record.tracks if last and t.serial == last.serial), None)
+    if last is None:
+        return "no operation begun", "", ""
+    what = f"{track.name if track else 'a communicator that is gone'} {last}"
+    if track is None:
+        where = f"last begun: {what}"
+    elif track.ended >= last.sequence:
+        where = f"after {what}"
+    elif last.background:
+        where = f"after the start of {what}"
+    elif track.arrived >= last.sequence:
+        where = f"in {what}, where all ranks are"
+    else:
+        where = f"in {what}"
+    waiting = max((t for t in record.tracks if t.site), key=lambda t: t.since, default=None)
+    if waiting is None:
+        return where, clock(record, last.time), ""
+    return where, clock(record, waiting.since), _brief(waiting.site)
+
+
+def _brief(site: str) -> str:
+    """Return FILE:LINE, relative to this folder for a file below it."""
+    here = f"{os.getcwd()}{os.sep}"
+    return site[len(here) :] if site.startswith(here) else site
+
+
+def clock(record: FlightRecord, moment: int) -> str:
+    """Return a time of a record as the time of day, with hundredths: entries are 4 ms apart."""
+    seconds, rest = divmod(record.wall + moment - record.clock, 1_000_000_000)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10_000_000:02d}"
+
+
+def jobs() -> list[Path]:
+    """Return the folders of this user's jobs whose records are left, the newest first."""
+    try:
+        found = [each for each in folder().iterdir() if each.is_dir()]
+        return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+
+
+def discard(path: Path) -> None:
+    """Remove the records of a job that has ended well."""
+    if path.parent == folder():
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # there are those of other jobs
+            path.parent.rmdir()
+
+
+def find(wanted: str | None) -> Path:
+    """Return the folder of a job's records, by its path or name; by default the newest."""
+    known = jobs()
+    if wanted is None:
+        if not known:
+            raise InvalidArgument(
+                f"no flight records in {folder()}: a job leaves none if all its ranks end well"
+            )
+        return known[0]
+    if os.path.isdir(wanted):
+        return Path(wanted)
+    named = next((path for path in known if path.name == wanted), None)
+    if named is None:
+        names = ", ".join(path.name for path in known) or "none"
+        raise InvalidArgument(
+            f"{wanted!r}: expected a folder of flight records, or a job in {folder()}: {names}"
+        )
+    return named
