@@ -17,6 +17,10 @@ def test_failing_rank_ends_the_job(cluster, mpi, user, tmp_path, how):
         assert done.state == "FAILED", f"{launcher}: {done.state} {done.exit_code}\n{done.output}"
         assert done.exit_code != "0:0", done.output
         assert "mpidist run: rank " in done.output, done.output
+        if how == "killed":  # which node hears of it first differs
+            assert re.search(
+                r"no record here; on n\d, mpidist flight [\d-]+\w{4} there", done.output
+            )
         if how == "leaves":
             # Open MPI ends a rank whose peer is gone by 14, perhaps before the peer's end is told.
             assert done.exit_code in ("5:0", "14:0"), done.output
