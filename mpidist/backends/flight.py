@@ -5,7 +5,8 @@
     header    1 KiB    process, rank and host; clocks; number of operations so far; how it ended
     tracks   16 KiB    64 communicators: name and members; last operation begun, arrived, ended;
                        the line of the program that waits
-    ring     32 KiB    the last 1,024 operations: stamp, number and track, time, fingerprint
+    ring     32 KiB    the last 1,024 operations: number and check sum, number on which track, time,
+                       fingerprint
     texts    79 KiB    descriptions of operations, by fingerprint
 
 :mod:`.recorder` and steps.c write it.  Standard library only: ``mpidist run`` reads it.
@@ -43,7 +44,8 @@ SERIAL, BEGUN, ARRIVED, ENDED, WAITING, SINCE, MEMBERS_CRC, PLACE = range(8)
 NAME_AT, NAME_BYTES, MEMBERS_AT, MEMBERS_BYTES, SITE_AT, SITE_BYTES = 64, 56, 120, 56, 176, 80
 SERIALS = 1 << 16
 VARIABLE = "MPIDIST_FLIGHT"
-_ENTRY, _TRACK, _TEXT = struct.Struct("<4q"), struct.Struct("<8q"), struct.Struct("<qq")
+CHECKS = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B  # as in compiled.h
+_ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<8q"), struct.Struct("<qq")
 _BACKGROUND = " in the background"
 _AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
 
@@ -52,7 +54,7 @@ _AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
 class Operation:
     """An operation that a process has begun."""
 
-    stamp: int  # its number among all operations of the process
+    number: int  # among all operations of the process
     serial: int  # of its track
     sequence: int  # its number on the communicator
     time: int  # in ns, by the clock of the node since its start
@@ -149,6 +151,13 @@ def process_started(pid: int) -> int:
         return 0
 
 
+def stamp_of(number: int, what: int, time: int, fingerprint: int) -> int:
+    """Return the first word of an entry: its number, and a check sum of all, 32 bits each."""
+    one, two, three = CHECKS
+    sums = (number ^ what) * one ^ time * two ^ (fingerprint % (1 << 64)) * three
+    return number % (1 << 32) | (sums >> 32) % (1 << 32) << 32
+
+
 def fingerprint_of(operation: str, meets: bool) -> int:
     """Return the number that identifies an operation; odd if all ranks arrive before any work."""
     return zlib.crc32(operation.encode()) * 2 + meets
@@ -198,17 +207,21 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
     texts, found, torn = _texts(content), [], 0
     for slot in range(ENTRIES):
         at = RING_AT + slot * _ENTRY.size
-        stamp, number, time, fingerprint = _ENTRY.unpack_from(content, at)
-        if stamp == 0 and not (number or time) and slot >= count:
-            continue  # never written
-        # Another process may be writing while this one reads: of its last entries some are new.
-        new = count - ENTRIES < stamp <= count + ENTRIES // 2
-        if stamp <= 0 or (stamp - 1) % ENTRIES != slot or not new:
+        stamp, what, time, fingerprint = _ENTRY.unpack_from(content, at)
+        if not (stamp or what or time):
+            torn += slot < count  # else it was never written
+            continue
+        # The last number that belongs here.  While this process read, the other may have gone on.
+        last = count - (count - 1 - slot) % ENTRIES
+        number = last if stamp % (1 << 32) == last % (1 << 32) else last + ENTRIES
+        fresh = number <= count + ENTRIES // 2
+        if not fresh or stamp != stamp_of(number, what, time, fingerprint):
             torn += 1
             continue
         text = texts.get(fingerprint, "")
-        found.append(Operation(stamp, number % SERIALS, number // SERIALS, time, fingerprint, text))
-    return tuple(sorted(found, key=lambda each: each.stamp)), torn
+        found.append(Operation(number, what % SERIALS, what // SERIALS, time, fingerprint, text))
+    # By time first: where two threads counted at the same moment, some numbers are used twice.
+    return tuple(sorted(found, key=lambda each: (each.time, each.number))), torn
 
 
 def _texts(content: bytes) -> dict[int, str]:

@@ -80,12 +80,11 @@ class Track:
         """Record that an operation begins; compiled code does the same (steps.c)."""
         words, number = self._recorder.words, next(self._recorder.numbers)
         at = flight.RING_AT // 8 + number % flight.ENTRIES * flight.ENTRY_WORDS
+        what, now = sequence << 16 | self.serial, time.monotonic_ns()
+        stamp = flight.stamp_of(number + 1, what, now, fingerprint)
         words[HEADER["count"]] = number + 1
-        words[at] = 0  # until all is there: what is half written is no operation
-        words[at + 1] = sequence << 16 | self.serial
-        words[at + 2] = time.monotonic_ns()
-        words[at + 3] = fingerprint
-        words[at] = number + 1
+        words[at + 1], words[at + 2], words[at + 3] = what, now, fingerprint
+        words[at] = stamp - (stamp >> 63 << 64)
         self.state[BEGUN] = sequence
 
     def name(self, name: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..backends.board import STORES_KEEP_ORDER, fence
 from ..backends.executor import Executor, Use
+from ..backends.flight import ENDED
 from ..backends.program import Program, Round
 from ..backends.waiting import spin
 from ..calls.call import Call
@@ -109,6 +110,7 @@ def _kernel_runner(sequencer: Sequencer, operation: str, how: str, kernel: Progr
             action()
         arrive(sequence)
         sequencer.execute(kernel, operation, sequence, how)
+        sequencer.progress[ENDED] = sequence
 
     return serve
 

@@ -56,6 +56,10 @@ struct flight {
     int64_t serial;
 };
 enum { ENTRIES = 1024, ENTRY_WORDS = 4 };            /* of the ring */
+/* Odd factors of the check sum of an entry, after the golden ratio and the roots of 2 and 3. */
+#define CHECK_WHAT UINT64_C(0x9e3779b97f4a7c15)
+#define CHECK_TIME UINT64_C(0x6a09e667f3bcc909)
+#define CHECK_MARK UINT64_C(0xbb67ae8584caa73b)
 enum { TRACK_BEGUN = 1, TRACK_ARRIVED, TRACK_ENDED }; /* words of the track */
 
 /* A meeting of the ranks: an arrival at an operation, or a barrier.  `mine` is this rank's word in

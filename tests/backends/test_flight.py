@@ -58,13 +58,21 @@ def test_only_the_last_operations_are_left(recorder):
     assert record.count == 3000 and record.torn == 0
 
 
-@pytest.mark.parametrize("stamp", [0, 1, 1030, 5 + 2048])
-def test_torn_entry_is_left_out(recorder, stamp):
-    """Half written, that of an older operation, one that belongs elsewhere."""
+@pytest.mark.parametrize("torn", ["no stamp", "what", "time", "fingerprint", "older"])
+def test_torn_entry_is_left_out(recorder, torn):
+    """Half written, with a word of another entry, or that of 1,024 operations before."""
     track = recorder.track([2], 0)
-    for sequence in range(1, 1030):
+    for sequence in range(1, 6):
         begin(recorder, track, sequence, "barrier")
-    change(recorder, RING_AT + 4 * 32, struct.pack("<q", stamp))  # of #1029
+    at = RING_AT + 4 * 32  # of #5, then of #1029
+    with open(recorder.path, "rb") as file:
+        file.seek(at)
+        older = file.read(32)
+    for sequence in range(6, 1030):
+        begin(recorder, track, sequence, "split")
+    words = {"what": slice(8, 16), "time": slice(16, 24), "fingerprint": slice(24, 32)}
+    place = words.get(torn, slice(0, 32))
+    change(recorder, at + place.start, bytes(8) if torn == "no stamp" else older[place])
     record = flight.read(recorder.path)
     assert record.torn == 1 and [each.sequence for each in record.operations][-1] == 1028
 

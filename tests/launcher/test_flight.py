@@ -277,3 +277,38 @@ def test_a_rank_that_is_late(program, tmp_path):
     assert done.status == 1 and "CollectiveTimeout" in done.output, done.output
     assert re.search(rf"ranks 0, 2: in .*waiting since .*program.py:{LINE}", done.output)
     assert "mpidist run: rank 1: after world.1:0 #1 barrier" in done.output
+
+
+ENDS = """
+import os, sys
+import numpy as np
+import mpidist
+comm = mpidist.init()
+y = np.ones(5)
+for algorithm in sys.argv[1:]:
+    for _ in range(4):
+        comm.allreduce(y, algorithm=algorithm, out=y)
+if comm.rank == 1:
+    os.kill(os.getpid(), 9)
+comm.allreduce(y, out=y)
+"""
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    ("algorithm", "here"),  # ranks of a node
+    [*((name, "3") for name in ("native", "ring", "staged")), ("native", "2"), ("auto", "2")],
+)
+def test_end_of_an_operation_is_recorded(tmp_path, python, algorithm, here):
+    """However it is served: by a library, by messages, in shared memory, between nodes."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    folder, environ = environment(tmp_path)
+    command = processes.mpiexec(3, str(tmp_path / "ends.py"), algorithm, python=python)
+    done = processes.run(command, 120, {**environ, "MPIDIST_RANKS_PER_NODE": here})
+    assert done.status and not done.timed_out
+    (job,) = os.listdir(folder)
+    found = report(Path(folder) / job)
+    (line,) = (line for line in found if line.startswith("rank 1: "))
+    assert re.match(r"rank 1: killed or crashed; after world #\d+ allreduce op=sum 5 x", line), (
+        found
+    )

@@ -244,13 +244,13 @@ def test_record(tmp_path):
     steps.bind()(7)  # nobody comes; and that is not the end of the operation
     assert late == [[7, 5, 5]] and list(track.state[1:4]) == [7, 5, 5]
     record = flight.read(recorder.path)
-    seen = [(each.stamp, each.sequence, each.fingerprint) for each in record.operations]
+    seen = [(each.number, each.sequence, each.fingerprint) for each in record.operations]
     assert seen == [(1, 5, MARK), (2, 6, MARK + 1), (3, 7, MARK)] and record.torn == 0
     assert all(abs(each.time - time.monotonic_ns()) < 60e9 for each in record.operations)
 
 
 def test_record_of_many_threads(tmp_path):
-    """Communicators in threads of their own write at the same time, and lose nothing."""
+    """Communicators in threads of their own write at the same time: what two overwrite is torn."""
     recorder = Recorder(tmp_path / "flights" / "job", 0, 1)
     memory, words = memoryview(np.zeros(64, np.int64)), []
     tracks = [recorder.track([0], 0) for _ in range(4)]
@@ -267,5 +267,9 @@ def test_record_of_many_threads(tmp_path):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     record = flight.read(recorder.path)
-    assert record.count == 20000 and record.torn == 0 and len(record.operations) == 1024
-    assert {each.begun for each in record.tracks} == {5000}
+    assert {each.begun for each in record.tracks} == {5000} and record.count <= 20000
+    assert len(record.operations) + record.torn == 1024 and record.torn < 100
+    for track in record.tracks:
+        numbers = list(record.of(track))
+        assert numbers == sorted(numbers) and max(numbers, default=1) <= 5000
+        assert {each.fingerprint for each in record.of(track).values()} <= {MARK + track.serial - 1}
