@@ -89,16 +89,18 @@ def test_the_signal_before_the_time_limit(cluster, folder):
 
 
 def start_now(cluster, job):
-    """It would wait for two minutes; in the second of its end the nodes still refuse it.
+    """It would wait for two minutes.
 
-    SLURM sets that time when the job has ended on all nodes, perhaps after we have changed it.
+    SLURM sets that time when the job has ended on all nodes, perhaps after we have changed it.  For
+    two seconds more a step of the first run may hold its socket, which the same step of the second
+    run then cannot bind.
     """
 
     def started(said, text):
         if said.get("JobState") == "PENDING" and said["StartTime"] != "Unknown":
             begin = datetime.fromisoformat(said["StartTime"])
-            if begin - datetime.now() > timedelta(seconds=4):
-                cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+            if begin - datetime.now() > timedelta(seconds=8):
+                cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+6")
         return said.get("JobState") in ("RUNNING", "COMPLETED")
 
     until(cluster, job, started)
