@@ -3,11 +3,11 @@
 ::
 
     header    1 KiB    process, rank and host; clocks; number of operations so far; how it ended
-    tracks   16 KiB    64 communicators: name and members; last operation begun, arrived, ended;
-                       the line of the program that waits
+    tracks   20 KiB    64 communicators: name and members; last operation begun, arrived, ended;
+                       the line of the program that waits, and for what
     ring     32 KiB    the last 1,024 operations: number and check sum, number on which track, time,
                        fingerprint
-    texts    79 KiB    descriptions of operations, by fingerprint
+    texts    75 KiB    descriptions of operations, by fingerprint
 
 :mod:`.recorder` and steps.c write it.  Standard library only: ``mpidist run`` reads it.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 
 from ..foreign import read_file, shown
 
-MAGIC, VERSION = int.from_bytes(b"mpi\0rec1", "little"), 1
-HEADER_BYTES, TRACK_BYTES, TRACKS, TEXT_BYTES = 1024, 256, 64, 192
+MAGIC, VERSION = int.from_bytes(b"mpi\0rec1", "little"), 2
+HEADER_BYTES, TRACK_BYTES, TRACKS, TEXT_BYTES = 1024, 320, 64, 192
 ENTRIES, ENTRY_WORDS = 1024, 4  # as in compiled.h
 NBYTES = 128 << 10
 TRACKS_AT = HEADER_BYTES
@@ -39,13 +39,15 @@ _WORDS = "magic version pid started rank size here wall clock count state unreco
 HEADER = {name: at for at, name in enumerate(_WORDS.split())}
 HOST_AT, HOST_BYTES, PROGRAM_AT, PROGRAM_BYTES = 128, 64, 256, 512
 RUNNING, ENDED_WELL, FAILED = 1, 2, 3  # states of a process
-# Words of a track, the first as in compiled.h; `serial` is 0 in one that is free.
-SERIAL, BEGUN, ARRIVED, ENDED, WAITING, SINCE, MEMBERS_CRC, PLACE = range(8)
-NAME_AT, NAME_BYTES, MEMBERS_AT, MEMBERS_BYTES, SITE_AT, SITE_BYTES = 64, 56, 120, 56, 176, 80
+# Words of a track, the first as in compiled.h; `serial` is 0 in one that is free.  LAST begins the
+# entry of the last operation once more: that in the ring is overwritten 1,024 operations later, or
+# by another thread at the same time.
+SERIAL, BEGUN, ARRIVED, ENDED, LAST, _, _, _, WAITING, SINCE, MEMBERS_CRC, PLACE = range(12)
+NAME_AT, NAME_BYTES, SITE_AT, SITE_BYTES, AWAITED_AT, AWAITED_BYTES = 96, 56, 152, 88, 240, 80
 SERIALS = 1 << 16
 VARIABLE = "MPIDIST_FLIGHT"
 CHECKS = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B  # as in compiled.h
-_ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<8q"), struct.Struct("<qq")
+_ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<12q"), struct.Struct("<qq")
 _BACKGROUND = " in the background"
 _AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
 
@@ -85,7 +87,6 @@ class Track:
 
     serial: int
     name: str
-    members: str  # ranks of COMM_WORLD as text, cut if they are many
     members_crc: int  # of all members, and how many communicators of theirs and this name there are
     rank: int
     size: int
@@ -93,6 +94,7 @@ class Track:
     arrived: int
     ended: int
     site: str  # FILE:LINE of the user's line that waits; empty if none does
+    awaited: str  # the messages that it waits for, by their ranks here; empty for an operation
     since: int  # time of the beginning of that wait, in ns as that of an operation
 
     @property
@@ -204,22 +206,30 @@ def _string(content: bytes, at: int, nbytes: int) -> str:
 
 def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]:
     """Return the operations of the ring, oldest first, and how many entries are torn."""
-    texts, found, torn = _texts(content), [], 0
+    texts, found, torn = _texts(content), set(), 0
+    # While this process read, the other may have gone on.
+    newest = count + ENTRIES // 2
+
+    def entry(at: int) -> Operation | None:
+        stamp, what, time, fingerprint = _ENTRY.unpack_from(content, at)
+        number = newest - (newest - stamp) % (1 << 32)
+        if number < 1 or stamp != stamp_of(number, what, time, fingerprint):
+            return None
+        text = texts.get(fingerprint, "")
+        return Operation(number, what % SERIALS, what // SERIALS, time, fingerprint, text)
+
     for slot in range(ENTRIES):
         at = RING_AT + slot * _ENTRY.size
-        stamp, what, time, fingerprint = _ENTRY.unpack_from(content, at)
-        if not (stamp or what or time):
-            torn += slot < count  # else it was never written
-            continue
-        # The last number that belongs here.  While this process read, the other may have gone on.
-        last = count - (count - 1 - slot) % ENTRIES
-        number = last if stamp % (1 << 32) == last % (1 << 32) else last + ENTRIES
-        fresh = number <= count + ENTRIES // 2
-        if not fresh or stamp != stamp_of(number, what, time, fingerprint):
-            torn += 1
-            continue
-        text = texts.get(fingerprint, "")
-        found.append(Operation(number, what % SERIALS, what // SERIALS, time, fingerprint, text))
+        last = count - (count - 1 - slot) % ENTRIES  # the last number that belongs here
+        operation = entry(at)
+        if operation is not None and operation.number in (last, last + ENTRIES):
+            found.add(operation)
+        else:
+            torn += slot < count or any(content[at : at + _ENTRY.size])  # else: never written
+    for at in range(TRACKS_AT, RING_AT, TRACK_BYTES):
+        operation = entry(at + 8 * LAST)
+        if operation is not None:
+            found.add(operation)
     # By time first: where two threads counted at the same moment, some numbers are used twice.
     return tuple(sorted(found, key=lambda each: (each.time, each.number))), torn
 
@@ -241,20 +251,23 @@ def _texts(content: bytes) -> dict[int, str]:
 def _tracks(content: bytes) -> list[Track]:
     found = []
     for at in range(TRACKS_AT, RING_AT, TRACK_BYTES):
-        serial, begun, arrived, ended, waiting, since, crc, place = _TRACK.unpack_from(content, at)
+        serial, begun, arrived, ended, *_, waiting, since, crc, place = _TRACK.unpack_from(
+            content, at
+        )
+        waits = waiting == 1 + begun
         if serial:
             found.append(
                 Track(
                     serial=(serial - 1) % SERIALS,
                     name=_string(content, at + NAME_AT, NAME_BYTES),
-                    members=_string(content, at + MEMBERS_AT, MEMBERS_BYTES),
                     members_crc=crc,
                     rank=place >> 32,
                     size=place & 0xFFFFFFFF,
                     begun=begun,
                     arrived=arrived,
                     ended=ended,
-                    site=_string(content, at + SITE_AT, SITE_BYTES) if waiting == 1 + begun else "",
+                    site=_string(content, at + SITE_AT, SITE_BYTES) if waits else "",
+                    awaited=_string(content, at + AWAITED_AT, AWAITED_BYTES) if waits else "",
                     since=since,
                 )
             )

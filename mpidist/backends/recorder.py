@@ -21,12 +21,12 @@ import time
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from . import flight, memory_file
-from .flight import BEGUN, HEADER, MEMBERS_CRC, PLACE, SERIAL, SINCE, WAITING
+from .flight import BEGUN, HEADER, LAST, MEMBERS_CRC, PLACE, SERIAL, SINCE, WAITING
 
 log = logging.getLogger("mpidist")
 JOBS, MOST_BYTES = 8, 16 << 20  # of the records of jobs that did not end well
@@ -58,19 +58,21 @@ class Track:
     """Records the operations of one communicator.
 
     `state` has the words of its track, such as ``state[ARRIVED]``; `addresses` are those of the
-    number of operations, of the ring and of the track, for compiled code.  `waits` is whether the
-    line of a wait is recorded.
+    number of operations, of the ring and of the track, for compiled code.  `waits` is the wait that
+    is recorded: the operation before it, and its line; None if there is none.  ``awaited()``
+    returns the messages for which the next wait is, if it is for messages.
     """
 
     __slots__ = (
-        *("state", "serial", "addresses", "waits"),
+        *("state", "serial", "addresses", "waits", "awaited"),
         *("_recorder", "_bytes", "__weakref__"),
     )
 
     def __init__(self, recorder: Recorder, slot: int, serial: int):
         at = flight.TRACKS_AT + slot * flight.TRACK_BYTES
         self._recorder, self.serial = recorder, serial % flight.SERIALS
-        self.waits = False
+        self.waits: tuple[int, str] | None = None
+        self.awaited: Callable[[], str] | None = None
         self._bytes = recorder.memory[at : at + flight.TRACK_BYTES]
         self.state = self._bytes.cast("q")
         start = ctypes.addressof(ctypes.c_char.from_buffer(recorder.memory))
@@ -82,10 +84,14 @@ class Track:
         at = flight.RING_AT // 8 + number % flight.ENTRIES * flight.ENTRY_WORDS
         what, now = sequence << 16 | self.serial, time.monotonic_ns()
         stamp = flight.stamp_of(number + 1, what, now, fingerprint)
+        stamp -= stamp >> 63 << 64
         words[HEADER["count"]] = number + 1
         words[at + 1], words[at + 2], words[at + 3] = what, now, fingerprint
-        words[at] = stamp - (stamp >> 63 << 64)
-        self.state[BEGUN] = sequence
+        words[at] = stamp
+        state = self.state
+        state[LAST + 1], state[LAST + 2], state[LAST + 3] = what, now, fingerprint
+        state[LAST] = stamp
+        state[BEGUN] = sequence
 
     def name(self, name: str) -> None:
         """Set the communicator's name."""
@@ -94,20 +100,21 @@ class Track:
     def wait(self, site: str) -> None:
         """Record the line of the user's program that has been waiting for some time."""
         state = self.state
-        if len(site) >= flight.SITE_BYTES:
-            site = f"…{site[4 - flight.SITE_BYTES :]}"  # the end tells more
-        before = bytes(self._bytes[flight.SITE_AT :]).partition(b"\0")[0]
-        # Interrupted to look around, a wait goes on: it is the same one.
-        same = self.waits and state[WAITING] == 1 + state[BEGUN] and before == site.encode()
-        if not same:
-            _put(self._bytes, flight.SITE_AT, flight.SITE_BYTES, site)
+        wait, awaited = (state[BEGUN], site), ""
+        if self.waits != wait:  # interrupted to look around, a wait goes on: it is the same one
+            if self.awaited is not None:
+                with suppress(Exception):  # the user's function
+                    awaited = self.awaited()
+            state[WAITING] = 0
+            _put(self._bytes, flight.SITE_AT, flight.SITE_BYTES, _ending(site, flight.SITE_BYTES))
+            _put(self._bytes, flight.AWAITED_AT, flight.AWAITED_BYTES, awaited)
             state[SINCE] = time.monotonic_ns()
-        state[WAITING] = 1 + state[BEGUN]
-        self.waits = True
+            state[WAITING] = 1 + state[BEGUN]
+            self.waits = wait
 
     def go_on(self) -> None:
         """Record that what the line waits for has come."""
-        self.state[WAITING], self.waits = 0, False
+        self.state[WAITING], self.waits = 0, None
 
     def describe(self, fingerprint: int, operation: str) -> None:
         """Record what a fingerprint stands for."""
@@ -170,11 +177,6 @@ class Recorder:
             state[at] = 0
         state[MEMBERS_CRC] = zlib.crc32(f"{members} {made}".encode())
         state[PLACE] = rank << 32 | len(members)
-        text = ", ".join(map(str, members))
-        if len(text) >= flight.MEMBERS_BYTES:
-            text = f"{text[: flight.MEMBERS_BYTES - 5]}…"
-        at = flight.TRACKS_AT + slot * flight.TRACK_BYTES
-        _put(self.memory, at + flight.MEMBERS_AT, flight.MEMBERS_BYTES, text)
         track.name("world")
         state[SERIAL] = 1 + track.serial
         weakref.finalize(track, self._free.append, slot).atexit = False
@@ -251,6 +253,12 @@ def _put(memory: memoryview, at: int, nbytes: int, text: str) -> None:
     """Store a text and a zero behind it, cut to what fits."""
     encoded = text.encode(errors="replace")[: nbytes - 1]
     memory[at : at + nbytes] = encoded + bytes(nbytes - len(encoded))
+
+
+def _ending(text: str, nbytes: int) -> str:
+    """Return the end of a text, which tells more of a path, of fewer than `nbytes` bytes."""
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) < nbytes else f"…{encoded[4 - nbytes :].decode(errors='ignore')}"
 
 
 _recorder: Recorder | None = None

@@ -12,6 +12,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -360,6 +361,9 @@ class PointToPoint:
                     f"rank {self.place.rank}: {describe(subject)} cannot complete: {reason}"
                 )
 
+        track = self.backend.track
+        if track is not None:  # a message has no number: only a wait for it is recorded
+            track.awaited = partial(describe, subject)
         try:
             if not sequencer.engine.wait(test, sequencer.deadline(timeout), alarm):
                 raise sequencer.timed_out(describe(subject), None, "", timeout)
@@ -367,6 +371,9 @@ class PointToPoint:
             raise sequencer.broke(error, describe(subject), None, test) from error.__cause__
         except Exception as error:
             raise self.backend.translate(error) from error.__cause__
+        finally:
+            if track is not None:
+                track.awaited = None
 
     def _gone(self, subject: Any) -> list[int]:
         """Return the ranks of this node that have left, of those that a wait is for.

@@ -179,29 +179,34 @@ class Job:
 
 
 def diverged(name: str, members: Sequence[Member]) -> Divergence | None:
-    """Return the first operation in which the ranks of a communicator are not alike."""
+    """Return the first operation in which the ranks of a communicator are not alike.
+
+    Not one at which all ranks went on: if all wait for each other before any work, each of them
+    raised CollectiveMismatch, which the program has caught.
+    """
     lowest, highest = min(m.begun for m in members), max(m.begun for m in members)
+    behind = [m for m in members if m.begun == lowest] if lowest < highest else []
     unknown = 0  # numbers up to this one could not be compared between all ranks
-    for number in range(max(1, highest - ENTRIES), lowest + 1):
-        entries = [(m, m.operations.get(number)) for m in members]
-        if any(operation is None for _, operation in entries):
+    for number in range(max(1, highest - ENTRIES), min(lowest + 1, highest) + 1):
+        begun = [m for m in members if m.begun >= number]
+        entries = [(m, m.operations[number]) for m in begun if number in m.operations]
+        if len(entries) < len(begun):
             unknown = number
         kinds: dict[int, list[tuple[Member, Operation]]] = defaultdict(list)
         for member, operation in entries:
-            if operation is not None:
-                kinds[operation.fingerprint].append((member, operation))
-        if len(kinds) > 1:
-            return _unlike(name, number, list(kinds.values()), members, unknown)
-    if lowest == highest:
+            kinds[operation.fingerprint].append((member, operation))
+        caught = number < lowest and all(fingerprint % 2 for fingerprint in kinds)
+        if len(kinds) > 1 and not caught:
+            late = behind if number > lowest else []
+            return _unlike(name, number, list(kinds.values()), late, unknown)
+    if not behind:
         return None
-    behind = [m for m in members if m.begun == lowest]
     ahead = [m for m in members if m.begun > lowest]
     number = lowest + 1
     first = next((m.operations[number] for m in ahead if number in m.operations), None)
     what = f"#{number} (overwritten)" if first is None else str(first)
-    verb = "has" if len(behind) == 1 else "have"
     there = "is there" if len(ahead) == 1 else "are there"
-    text = f"{name}: {_named(behind)} {verb} not begun {what}; {_named(ahead)} {there}"
+    text = f"{name}: {_not_begun(behind)} {what}; {_named(ahead)} {there}"
     if highest > number:
         text += f", up to #{highest}"
     return Divergence(0 if first is None else first.time, text)
@@ -211,10 +216,13 @@ def _unlike(
     name: str,
     number: int,
     kinds: list[list[tuple[Member, Operation]]],
-    members: Sequence[Member],
+    behind: Sequence[Member],
     unknown: int,
 ) -> Divergence:
-    """Return the divergence of ranks that began different operations as the same number."""
+    """Return the divergence of ranks that began different operations as the same number.
+
+    Those `behind` have not begun any of that number.
+    """
     kinds.sort(key=len)
     texts = [f"{_named([m for m, _ in kind])}: {kind[0][1].described}" for kind in kinds]
     odd = kinds[:-1]
@@ -223,6 +231,8 @@ def _unlike(
         text = f"{name}: {ranks} diverged first, at #{number}: {'; '.join(texts)}"
     else:
         text = f"{name}: the ranks diverged first at #{number}: {'; '.join(texts)}"
+    if behind:
+        text += f"; {_not_begun(behind)} it"
     if unknown:
         text += f" (up to #{unknown} some entries are overwritten, and were not compared)"
     times = [operation.time for kind in kinds for _, operation in kind]
@@ -233,8 +243,12 @@ def _named(members: Sequence[Member]) -> str:
     return ranks_listed([m.record.rank for m in members])
 
 
+def _not_begun(members: Sequence[Member]) -> str:
+    return f"{_named(members)} {'has' if len(members) == 1 else 'have'} not begun"
+
+
 def place(record: FlightRecord) -> tuple[str, str, str]:
-    """Return where a process is, by the last operation that it began; since when; what line waits.
+    """Return where a process is, by its last operation; since when; what line waits, for what.
 
     Without a line, the time is that of the operation.
     """
@@ -256,7 +270,10 @@ def place(record: FlightRecord) -> tuple[str, str, str]:
     waiting = max((t for t in record.tracks if t.site), key=lambda t: t.since, default=None)
     if waiting is None:
         return where, clock(record, last.time), ""
-    return where, clock(record, waiting.since), _brief(waiting.site)
+    site = _brief(waiting.site)
+    if waiting.awaited:
+        site += f" for {waiting.awaited} ({waiting.name})"
+    return where, clock(record, waiting.since), site
 
 
 def _brief(site: str) -> str:

@@ -50,7 +50,7 @@ struct sum {
 
 /* Where the operations of a communicator are recorded: backends/flight.py has the layout.  `count` is
    the number of operations of this process so far, on all communicators; each has an entry in the
-   `ring`.  The `track` is that of the communicator, number `serial`. */
+   `ring`, and the last of a communicator also in its `track`, number `serial`. */
 struct flight {
     int64_t *count, *ring, *track;
     int64_t serial;
@@ -60,7 +60,7 @@ enum { ENTRIES = 1024, ENTRY_WORDS = 4 };            /* of the ring */
 #define CHECK_WHAT UINT64_C(0x9e3779b97f4a7c15)
 #define CHECK_TIME UINT64_C(0x6a09e667f3bcc909)
 #define CHECK_MARK UINT64_C(0xbb67ae8584caa73b)
-enum { TRACK_BEGUN = 1, TRACK_ARRIVED, TRACK_ENDED }; /* words of the track */
+enum { TRACK_BEGUN = 1, TRACK_ARRIVED, TRACK_ENDED, TRACK_LAST }; /* words of the track */
 
 /* A meeting of the ranks: an arrival at an operation, or a barrier.  `mine` is this rank's word in
    shared memory, `others` are the words of the `count` ranks that it waits for.  A wait reads them

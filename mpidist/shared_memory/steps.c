@@ -61,11 +61,21 @@ static int announced(const struct meeting *meeting, const int64_t *words, int64_
            __atomic_load_n(words, __ATOMIC_RELAXED) - sequence < meeting->history - 1;
 }
 
-/* Record an operation in the ring: it is the last that is known of this process if it is killed.
+/* Store an entry.  Its stamp has a check sum of the rest, by which one that is half written is no
+   operation. */
+static void store(int64_t *entry, uint64_t stamp, uint64_t what, uint64_t time, int64_t mark)
+{
+    __atomic_store_n(entry + 1, what, __ATOMIC_RELAXED);
+    __atomic_store_n(entry + 2, time, __ATOMIC_RELAXED);
+    __atomic_store_n(entry + 3, mark, __ATOMIC_RELAXED);
+    __atomic_store_n(entry, stamp, __ATOMIC_RELAXED);
+}
 
-   An entry's stamp has a check sum of the rest, by which one that is half written is no operation.  So
-   is one that two threads write at the same time, on communicators of their own: the number is not
-   counted atomically, as that would wait for all stores before it, those to other ranks' cores too. */
+/* Record an operation: it is the last that is known of this process if it is killed.
+
+   Two threads, on communicators of their own, may take the same number and overwrite each other's
+   entry in the ring, not those in their tracks.  The number is not counted atomically, as that would
+   wait for all stores before it, those to other ranks' cores too. */
 static void record(const struct flight *flight, int64_t sequence, int64_t mark)
 {
     struct timespec now;
@@ -77,10 +87,8 @@ static void record(const struct flight *flight, int64_t sequence, int64_t mark)
     time = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
     sum = ((number ^ what) * CHECK_WHAT ^ time * CHECK_TIME ^ (uint64_t)mark * CHECK_MARK) >> 32;
     __atomic_store_n(flight->count, number, __ATOMIC_RELAXED);
-    __atomic_store_n(entry + 1, what, __ATOMIC_RELAXED);
-    __atomic_store_n(entry + 2, time, __ATOMIC_RELAXED);
-    __atomic_store_n(entry + 3, mark, __ATOMIC_RELAXED);
-    __atomic_store_n(entry, (number & UINT32_MAX) | sum << 32, __ATOMIC_RELAXED);
+    store(entry, (number & UINT32_MAX) | sum << 32, what, time, mark);
+    store(flight->track + TRACK_LAST, (number & UINT32_MAX) | sum << 32, what, time, mark);
     __atomic_store_n(flight->track + TRACK_BEGUN, sequence, __ATOMIC_RELAXED);
 }
 

@@ -44,7 +44,7 @@ def test_read(recorder):
     assert str(second) == "#2 barrier in the background" and second.background
     assert first.background is False and first.time <= second.time
     (seen,) = record.tracks
-    assert (seen.name, seen.members, seen.rank, seen.size) == ("world.1:0", "0, 2", 1, 2)
+    assert (seen.name, seen.rank, seen.size) == ("world.1:0", 1, 2)
     assert (seen.begun, seen.arrived, seen.ended, seen.site) == (2, 1, 1, "")
     assert record.of(seen) == {1: first, 2: second}
 
@@ -74,7 +74,27 @@ def test_torn_entry_is_left_out(recorder, torn):
     place = words.get(torn, slice(0, 32))
     change(recorder, at + place.start, bytes(8) if torn == "no stamp" else older[place])
     record = flight.read(recorder.path)
+    assert record.torn == 1 and [each.sequence for each in record.operations][-2:] == [1028, 1029]
+    track.state[flight.LAST] = 0  # it is in the track too
+    record = flight.read(recorder.path)
     assert record.torn == 1 and [each.sequence for each in record.operations][-1] == 1028
+
+
+def test_the_last_operation_of_each_communicator_is_left(recorder):
+    """However many there were on others, and whoever wrote into its place in the ring."""
+    track, other = recorder.track([2], 0), recorder.track([2], 0)
+    for sequence in (1, 2):
+        begin(recorder, track, sequence, "barrier")
+    for sequence in range(1, 2000):
+        begin(recorder, other, sequence, "split")
+    record = flight.read(recorder.path)
+    first, *others = record.operations
+    assert (str(first), first.serial, record.torn) == ("#2 barrier", track.serial, 0)
+    assert [each.sequence for each in others] == list(range(2000 - 1024, 2000))
+    for word, value in enumerate((7, 7, 7, 7)):
+        recorder.words[RING_AT // 8 + 2000 % 1024 * 4 + word] = value
+    record = flight.read(recorder.path)
+    assert record.torn == 1 and record.operations[-1].sequence == 1999
 
 
 def test_overwritten_description_is_said(recorder):
@@ -110,7 +130,7 @@ def test_control_characters_are_escaped(recorder):
         (
             8 * HEADER["version"],
             struct.pack("<q", 7),
-            "has version 7: this mpidist reads version 1",
+            f"has version 7: this mpidist reads version {flight.VERSION}",
         ),
         (0, bytes(8), "is not a flight record, or was not begun yet"),
         (flight.NBYTES, b"x", "longer than 131072 bytes"),

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_communicators(job):
     gc.collect()
     again = made.track(range(1000), 1)
     seen = next(t for t in flight.read(made.path).tracks if t.serial == again.serial)
-    assert seen.size == 1000 and seen.members.endswith("…") and seen.begun == 0
+    assert seen.size == 1000 and seen.begun == 0
 
 
 def test_equal_communicators_have_equal_keys_on_their_ranks(job):
@@ -134,9 +135,32 @@ def test_wait(job):
     assert longer.since > seen.since
     track.go_on()
     assert flight.read(made.path).tracks[0].site == ""
+    track.wait("/пути/" * 20 + "\udcff/train.py:43")  # bytes count, and not all are of UTF-8
+    track.wait("/пути/" * 20 + "\udcff/train.py:43")
+    (odd,) = flight.read(made.path).tracks
+    assert re.fullmatch(r"…[^…]*/(пути//)+пути/\?/train.py:43", odd.site)
+    track.go_on()
     track.wait("/a/train.py:41")
     track.begin(6, 3)
     assert flight.read(made.path).tracks[0].site == ""  # of the operation before
+
+
+def test_wait_for_a_message(job):
+    made = Recorder(job, 0, 1)
+    track = made.track([0], 0)
+    track.awaited = "recv from rank 3".format
+    track.wait("/a/train.py:41")
+    assert flight.read(made.path).tracks[0].awaited == "recv from rank 3"
+    track.go_on()
+    assert flight.read(made.path).tracks[0].awaited == ""
+    track.awaited = {}.popitem  # it raises
+    track.wait("/a/train.py:41")
+    (seen,) = flight.read(made.path).tracks
+    assert (seen.site, seen.awaited) == ("/a/train.py:41", "")
+    track.awaited = None
+    track.wait("/a/train.py:42")
+    (seen,) = flight.read(made.path).tracks
+    assert (seen.site, seen.awaited) == ("/a/train.py:42", "")
 
 
 def test_a_description_is_stored_once(job):

@@ -35,10 +35,10 @@ class Rank:
         track.name(name)
         self.tracks[name] = (track, [0])
 
-    def begin(self, text, name="world", ends=True):
+    def begin(self, text, name="world", ends=True, meets=True):
         track, number = self.tracks[name]
         number[0] += 1
-        mark = records.fingerprint_of(text, True)
+        mark = records.fingerprint_of(text, meets)
         self.recorder.describe(mark, text)
         track.begin(number[0], mark)
         if ends:
@@ -105,7 +105,7 @@ def test_random_mismatch(tmp_path, seed):
     for k, rank in enumerate(ranks):
         for step, (name, text) in enumerate(zip(names, texts)):
             other = k == odd and (step == at or step == at + 4)
-            rank.begin("broadcast root=1 3 x int8" if other else text, name)
+            rank.begin("broadcast root=1 3 x int8" if other else text, name, meets=False)
     first = report(path)[0]
     name = names[at]
     assert first.startswith(f"{name}: rank {odd} diverged first, at #{numbers[name]}: "), first
@@ -140,6 +140,50 @@ def test_what_is_overwritten_is_not_compared(tmp_path):
     )
 
 
+def test_ranks_that_are_there_differ(tmp_path):
+    """Not all ranks have begun it, but those that have began different calls."""
+    path, ranks = job_of(tmp_path, 5)
+    for rank, text in zip(ranks, ("scan", "barrier", None, "barrier", None)):
+        rank.begin("split")
+        if text:
+            rank.begin(text)
+    first = report(path)[0]
+    assert first == (
+        "world: rank 0 diverged first, at #2: rank 0: scan; ranks 1, 3: barrier; "
+        "ranks 2, 4 have not begun it"
+    )
+
+
+def test_a_mismatch_that_was_caught_is_none(tmp_path):
+    """All ranks waited for each other, raised, and went on: the next one counts."""
+    path, ranks = job_of(tmp_path, 3)
+    for rank, text in zip(ranks, ("split", "barrier", "barrier")):
+        rank.begin(text)
+    assert report(path)[0].startswith("world: rank 0 diverged first, at #1: ")
+    for rank in ranks:
+        rank.begin("barrier")
+    assert "diverged" not in "".join(report(path))
+    ranks[0].begin("split")
+    assert report(path)[0] == "world: ranks 1-2 have not begun #3 split; rank 0 is there"
+    for text in ("barrier", "barrier"):
+        ranks[2].begin(text)
+    ranks[1].begin("barrier")
+    assert report(path)[0].startswith("world: rank 0 diverged first, at #3: ")
+
+
+def test_wait_for_a_message(tmp_path):
+    path, (rank,) = job_of(tmp_path, 1)
+    rank.begin("barrier")
+    track = rank.tracks["world"][0]
+    track.awaited = lambda: "post_recv of 8 bytes from rank 3 with tag 7"
+    track.wait("/a/train.py:41")
+    (line,) = report(path)
+    assert line.startswith("rank 0: running; after world #1 barrier, waiting since ")
+    assert line.endswith(
+        " in /a/train.py:41 for post_recv of 8 bytes from rank 3 with tag 7 (world)"
+    )
+
+
 def test_alike_ranks_have_no_divergence(tmp_path):
     path, ranks = job_of(tmp_path, 3)
     for rank in ranks:
@@ -157,6 +201,7 @@ def test_gaps_are_said(tmp_path):
     ranks[2].recorder.words[records.HEADER["pid"]] = 0
     ranks[2].begin("barrier")
     ranks[2].recorder.words[records.RING_AT // 8] = 0
+    ranks[2].tracks["world"][0].state[records.LAST] = 0
     found = Job(path, hosts={3: "n2", 4: "n2", 5: "n2"}).lines()
     assert any("rank-1." in line and "has version 9" in line for line in found)
     assert f"ranks 3-5: no record here; on n2, mpidist flight {path} there" in found

@@ -268,8 +268,8 @@ def test_record_of_many_threads(tmp_path):
     [thread.join() for thread in threads]
     record = flight.read(recorder.path)
     assert {each.begun for each in record.tracks} == {5000} and record.count <= 20000
-    assert len(record.operations) + record.torn == 1024 and record.torn < 100
+    assert 1024 <= len(record.operations) + record.torn <= 1028 and record.torn < 100
     for track in record.tracks:
         numbers = list(record.of(track))
-        assert numbers == sorted(numbers) and max(numbers, default=1) <= 5000
+        assert numbers == sorted(numbers) and numbers[-1] == 5000  # no other thread's
         assert {each.fingerprint for each in record.of(track).values()} <= {MARK + track.serial - 1}
