@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import struct
 import tempfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +50,8 @@ SERIALS = 1 << 16
 VARIABLE = "MPIDIST_FLIGHT"
 CHECKS = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B  # as in compiled.h
 _ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<12q"), struct.Struct("<qq")
-_BACKGROUND = " in the background"
+_BACKGROUND, _MOST_RANKS = " in the background", 1 << 20
+_NAME = re.compile(r"rank-\d+\.\d+")
 _AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
 
 
@@ -125,9 +128,19 @@ class FlightRecord:
     tracks: tuple[Track, ...] = field(repr=False)
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the process is, or was, on another machine, with which this one shares a disk."""
+        return self.host != shown(socket.gethostname())
+
+    @property
     def alive(self) -> bool:
         """Whether the process still runs, on this machine."""
-        return process_started(self.pid) == self.started
+        return not self.elsewhere and process_started(self.pid) == self.started
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the process is gone, from this machine, without an end as of a Python program."""
+        return self.state == RUNNING and not self.elsewhere and not self.alive
 
     def of(self, track: Track) -> dict[int, Operation]:
         """Return the operations on a communicator that are left in the ring, by their number."""
@@ -141,6 +154,20 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(given).absolute()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return Path(memory) / f"mpidist-flight-{os.getuid()}"
+
+
+def records_in(job: Path) -> list[Path]:
+    """Return the files of the flight records in the folder of a job; OSError if it is none."""
+    return sorted(path for path in job.iterdir() if _NAME.fullmatch(path.name))
+
+
+def remove(job: Path) -> None:
+    """Remove the records of a job, its folder, and that of all jobs, unless others are there."""
+    with suppress(OSError):
+        for path in records_in(job):
+            path.unlink(missing_ok=True)
+        job.rmdir()
+        job.parent.rmdir()
 
 
 def process_started(pid: int) -> int:
@@ -187,6 +214,10 @@ def read(path: str | os.PathLike) -> FlightRecord:
     if len(content) != NBYTES:
         raise ValueError(f"{path} has {len(content)} bytes: a flight record has {NBYTES}")
     facts = {name: words[at] for name, at in HEADER.items()}
+    rank, size, state = facts["rank"], facts["size"], facts["state"]
+    known = state in (RUNNING, ENDED_WELL, FAILED)
+    if not (known and 0 <= rank < size <= _MOST_RANKS and min(facts.values()) >= 0):
+        raise ValueError(f"{path} is damaged: rank {rank} of {size} in state {state}")
     del facts["magic"], facts["version"], facts["texts"]
     operations, torn = _operations(content, facts["count"])
     return FlightRecord(

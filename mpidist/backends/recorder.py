@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import itertools
 import logging
 import os
 import secrets
-import shutil
 import socket
 import stat
 import sys
@@ -21,10 +21,11 @@ import time
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ..errors import ConfigError
 from . import flight, memory_file
 from .flight import BEGUN, HEADER, LAST, MEMBERS_CRC, PLACE, SERIAL, SINCE, WAITING
 
@@ -52,6 +53,15 @@ def own_folder(path: Path) -> bool:
         if stat.S_IMODE(there.st_mode) & 0o022:
             raise PermissionError(f"others may write into {path}") from None
         return False
+
+
+def _folder_of(job: Path) -> bool:
+    """Create the folder of a job, in that of all jobs; return whether it was created here."""
+    for _ in range(100):
+        own_folder(job.parent)
+        with suppress(FileNotFoundError):  # the last of other jobs has just removed their folder
+            return own_folder(job)
+    raise FileNotFoundError(errno.ENOENT, "others remove it all the time", str(job.parent))
 
 
 class Track:
@@ -129,8 +139,7 @@ class Recorder:
 
     def __init__(self, job: Path, rank: int, size: int):
         self.job, self._own = job, os.getpid()
-        own_folder(job.parent)
-        if own_folder(job):
+        if _folder_of(job):
             prune(job.parent)
         self.path = job / f"rank-{rank}.{self._own}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -211,40 +220,37 @@ class Recorder:
         here = self.words[HEADER["here"]]
         if state == flight.ENDED_WELL and here:
             try:
-                records = [flight.read(path) for path in sorted(self.job.iterdir())]
-            except (OSError, ValueError):  # another process removes them, or there are other files
+                records = [flight.read(path) for path in flight.records_in(self.job)]
+            except (OSError, ValueError):  # another process removes them, or is of another version
                 return
             if len(records) >= here and all(r.state == flight.ENDED_WELL for r in records):
-                remove(self.job)
-
-
-def remove(job: Path) -> None:
-    """Remove the records of a job, and the folder of all jobs if that was the last one."""
-    shutil.rmtree(job, ignore_errors=True)
-    with suppress(OSError):
-        job.parent.rmdir()
+                flight.remove(self.job)
 
 
 def prune(jobs: Path, most: int = JOBS, most_bytes: int = MOST_BYTES) -> None:
-    """Remove the oldest records of jobs of which no process runs, beyond a number and a size."""
+    """Remove the oldest records of jobs of which no process runs, beyond a number and a size.
+
+    The newest one is kept whatever its size: that job may just be started again.
+    """
     found = []
     for job in jobs.iterdir():
-        with suppress(OSError, ValueError):
+        with suppress(OSError):
             if not job.is_symlink() and job.is_dir():
-                records = [path for path in job.iterdir() if path.name.startswith("rank-")]
-                if records and not any(_runs(path) for path in records):
+                records = flight.records_in(job)
+                if records and not any(map(_may_run, records)):
                     found.append((job.stat().st_mtime, len(records) * flight.NBYTES, job))
     kept = 0
     for number, (_, nbytes, job) in enumerate(sorted(found, reverse=True)):
         kept += nbytes
-        if number >= most or kept > most_bytes:
-            shutil.rmtree(job, ignore_errors=True)
+        if number >= most or (kept > most_bytes and number):
+            flight.remove(job)
 
 
-def _runs(path: Path) -> bool:
-    """Return whether the process of a record runs; not of one that cannot be read."""
+def _may_run(path: Path) -> bool:
+    """Return whether the process of a record may run; not of one that cannot be read."""
     try:
-        return flight.read(path).alive
+        record = flight.read(path)
+        return record.alive or (record.elsewhere and record.state == flight.RUNNING)
     except ValueError:
         return False
 
@@ -272,14 +278,28 @@ def start(job: str, rank: int, size: int) -> Path | None:
     global _recorder
     if _recorder is not None:
         return None
-    path = flight.folder() / job
     try:
-        _recorder = Recorder(path, rank, size)
+        _recorder = Recorder(flight.folder() / job, rank, size)
     except OSError as error:
-        log.warning("rank %d has no flight record: %s: %s", rank, path, error)
+        log.warning("rank %d has no flight record: %s", rank, error)
         return None
     atexit.register(_recorder.end, flight.ENDED_WELL)
-    return path
+    return _recorder.job
+
+
+def check_folder(environ: Mapping[str, str] = os.environ) -> None:
+    """Create the folder that ``MPIDIST_FLIGHT`` names; ConfigError if it cannot be used."""
+    given = environ.get(flight.VARIABLE, "").strip()
+    try:
+        if given:
+            folder = flight.folder(environ)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{flight.VARIABLE}={given!r}: expected a folder of this user, into which nobody else "
+            f"may write: {error}"
+        ) from None
 
 
 def current() -> Recorder | None:

@@ -164,6 +164,7 @@ def init(
         pipelining = {"segment_bytes": segment_bytes, "window": window}
         options.update({k: v for k, v in pipelining.items() if v is not None})
         pretended_hosts(size, os.environ)
+        recorder.check_folder()
         table = _read(tuning, os.environ) if rank == 0 else ("", "")
         trace = os.environ.get(TRACE, "").strip()
         return _Settings(chosen, options, table, trace, recorder.new_job())

@@ -7,7 +7,6 @@ another version are named.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import time
 from collections import defaultdict
@@ -21,18 +20,18 @@ from ..backends.flight import (
     ENDED_WELL,
     ENTRIES,
     FAILED,
-    RUNNING,
     FlightRecord,
     Operation,
     Track,
     folder,
     read,
+    records_in,
+    remove,
 )
 from ..errors import InvalidArgument
 from .failures import ranks_listed
 
 FEW = 6  # lines of a report by ``mpidist run``
-_PREFIX = "rank-"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Job:
         self.records: list[FlightRecord] = []
         self.refused: list[str] = []
         try:
-            files = sorted(each for each in path.iterdir() if each.name.startswith(_PREFIX))
+            files = records_in(path)
         except OSError as error:
             raise InvalidArgument(
                 f"{path}: {error.strerror}: expected a folder of flight records"
@@ -94,7 +93,7 @@ class Job:
 
     def crashed(self, rank: int) -> bool:
         """Return whether a rank's process is gone, and did not end as a Python program does."""
-        return any(r.rank == rank and r.state == RUNNING and not r.alive for r in self.records)
+        return any(record.rank == rank and record.crashed for record in self.records)
 
     def communicators(self) -> Iterator[tuple[str, list[Member]]]:
         """Yield each communicator: its name, and the ranks whose records have it."""
@@ -133,9 +132,9 @@ class Job:
             return "ended"
         if record.state == FAILED:
             return "ended by an exception"
-        if record.host != socket.gethostname():
+        if record.elsewhere:
             return f"on {record.host}"
-        return "running" if record.alive else "killed or crashed"
+        return "killed or crashed" if record.crashed else "running"
 
     def gaps(self) -> list[str]:
         """Return what the records do not tell."""
@@ -150,9 +149,10 @@ class Job:
             lines.append(f"{ranks_listed(ranks)}: no record here; {where}")
         for record in self.records:
             if record.torn and not record.alive:
-                entries = "an entry was" if record.torn == 1 else f"{record.torn} entries were"
+                entries = "an entry is" if record.torn == 1 else f"{record.torn} entries are"
                 lines.append(
-                    f"rank {record.rank}: {entries} being written at its end, and left out"
+                    f"rank {record.rank}: {entries} left out: written at its end, or by two "
+                    "threads at once"
                 )
             if record.unrecorded:
                 lines.append(
@@ -290,19 +290,19 @@ def clock(record: FlightRecord, moment: int) -> str:
 
 def jobs() -> list[Path]:
     """Return the folders of this user's jobs whose records are left, the newest first."""
-    try:
-        found = [each for each in folder().iterdir() if each.is_dir()]
-        return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)
-    except OSError:
-        return []
+    found = []
+    with suppress(OSError):
+        for each in folder().iterdir():
+            with suppress(OSError):  # a file, or a folder that may not be read
+                if records_in(each):
+                    found.append((each.stat().st_mtime, each))
+    return [each for _, each in sorted(found, reverse=True)]
 
 
 def discard(path: Path) -> None:
     """Remove the records of a job that has ended well."""
     if path.parent == folder():
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):  # there are those of other jobs
-            path.parent.rmdir()
+        remove(path)
 
 
 def find(wanted: str | None) -> Path:

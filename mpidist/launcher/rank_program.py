@@ -67,16 +67,21 @@ def run(arguments: list[str]) -> None:
 
 def begin(arguments: list[str]) -> None:
     """Run the program; notify ``mpidist run`` of its start, an exception and its exit code."""
-    notes = load("launcher_notes")
+    notes, own = load("launcher_notes"), os.getpid()
     notes.send_note()
     install_hook(notes)
+
+    def ends(code: int) -> None:
+        if os.getpid() == own:  # not a child without a program of its own
+            notes.send_note(exit=code)
+
     try:
         run(arguments)
     except SystemExit as leaving:
         code = leaving.code
-        notes.send_note(exit=0 if code is None else code if isinstance(code, int) else 1)
+        ends(0 if code is None else code if isinstance(code, int) else 1)
         raise
-    notes.send_note(exit=0)
+    ends(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A flight record is read as it lies in the file: torn, overwritten and foreign ones are told."""
 
 import os
+import random
 import struct
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mpidist.backends import flight
 from mpidist.backends.flight import HEADER, RING_AT, TEXT_BYTES, TEXTS_AT
 from mpidist.backends.recorder import Recorder
+from mpidist.launcher.flight import Job
 
 LONG = "gather root=0 9 x float64 counts=(" + "1, " * 100
 
@@ -140,6 +142,34 @@ def test_another_file_is_refused(recorder, at, content, said):
     change(recorder, at, content)
     with pytest.raises(ValueError, match=said):
         flight.read(recorder.path)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("size", 1 << 62), ("rank", 3), ("rank", -1), ("state", 0), ("state", 4), ("count", -5)],
+)
+def test_damaged_header_is_refused(recorder, word, value):
+    recorder.words[HEADER[word]] = value
+    with pytest.raises(ValueError, match="is damaged: rank "):
+        flight.read(recorder.path)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_damage(recorder, seed):
+    """Whatever lies there: a refusal, or lines that can be printed."""
+    dice = random.Random(seed)
+    track = recorder.track([0, 2], 1)
+    for sequence in range(1, 5):
+        begin(recorder, track, sequence, "barrier")
+    track.wait("/a/train.py:41")
+    values = (0, -1, 1, 1 << 62, -1 << 63, (1 << 63) - 1, dice.getrandbits(62))
+    for _ in range(dice.randint(1, 4)):
+        parts = [(16, 128), (flight.TRACKS_AT, flight.TRACKS_AT + 320), (RING_AT, RING_AT + 128)]
+        at = dice.randrange(*dice.choice(parts), 8)
+        change(recorder, at, struct.pack("<q", dice.choice(values)))
+    job = Job(recorder.path.parent)
+    assert len(job.records) + len(job.refused) == 1
+    assert all(line.isprintable() for line in job.lines())
 
 
 def test_short_file_and_link_are_refused(recorder, tmp_path):

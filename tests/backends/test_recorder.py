@@ -13,6 +13,7 @@ import pytest
 from mpidist.backends import flight, recorder
 from mpidist.backends.flight import ENDED_WELL, FAILED, HEADER, RUNNING
 from mpidist.backends.recorder import Recorder, own_folder, prune
+from mpidist.errors import ConfigError
 
 
 @pytest.fixture
@@ -63,6 +64,50 @@ def test_start_without_room_goes_on(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "_recorder", None)
     assert recorder.start("job", 3, 4) is None and recorder.current() is None
     assert "rank 3 has no flight record" in caplog.text
+
+
+def test_start_without_a_folder_for_temporary_files_goes_on(monkeypatch, caplog):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("MPIDIST_FLIGHT", raising=False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # /dev/shm
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setattr(recorder, "_recorder", None)
+    assert recorder.start("job", 3, 4) is None
+    assert "rank 3 has no flight record: [Errno 2] No usable temporary" in caplog.text
+
+
+def test_given_folder_is_created_or_refused(tmp_path, monkeypatch):
+    def given(path):
+        recorder.check_folder({"MPIDIST_FLIGHT": str(path)})
+        return path
+
+    assert stat.S_IMODE(given(tmp_path / "a b" / "c").stat().st_mode) == 0o700
+    given(tmp_path / "a b" / "c")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"MPIDIST_FLIGHT='.*/file': expected a folder of this"):
+        given(tmp_path / "file")
+    with pytest.raises(ConfigError, match="expected a folder"):
+        given(tmp_path / "file" / "below")
+    (tmp_path / "a b" / "c").chmod(0o775)
+    with pytest.raises(ConfigError, match="others may write into"):
+        given(tmp_path / "a b" / "c")
+    recorder.check_folder({})
+
+
+def test_start_while_the_folder_of_all_jobs_is_removed(tmp_path, monkeypatch):
+    """The last of other jobs removes it, between its creation and that of the job's folder."""
+    made, real = [], own_folder
+
+    def removed(path):
+        made.append(real(path))
+        if len(made) in (1, 2, 3):
+            path.rmdir()
+        return made[-1]
+
+    monkeypatch.setattr(recorder, "own_folder", removed)
+    assert Recorder(tmp_path / "flights" / "job", 0, 1).path.exists() and len(made) == 5
 
 
 def test_the_last_to_end_well_removes_the_records(job):
@@ -196,8 +241,27 @@ def test_prune_keeps_the_newest_and_those_that_run(tmp_path):
     prune(jobs, most=2)
     assert sorted(path.name for path in jobs.iterdir()) == ["dead2", "dead3", "others", "running"]
     assert running.path.exists()
-    prune(jobs, most=2, most_bytes=flight.NBYTES)
+    prune(jobs, most=2, most_bytes=flight.NBYTES - 1)  # the newest stays, whatever its size
     assert sorted(path.name for path in jobs.iterdir()) == ["dead3", "others", "running"]
+
+
+def test_prune_removes_records_only(tmp_path):
+    """No log of a rank, no file that somebody has put beside a record, and no job elsewhere."""
+    jobs = tmp_path / "flights"
+    dead(jobs, "dead", age=100)
+    (jobs / "dead" / "notes.txt").write_text("")
+    (jobs / "logs").mkdir()
+    (jobs / "logs" / "rank-00000.log").write_text("mine")
+    other = Recorder(jobs / "other", 0, 1)
+    other.words[HEADER["pid"]] = 0  # no process here
+    other.memory[flight.HOST_AT : flight.HOST_AT + 8] = b"another\0"
+    prune(jobs, most=0)
+    files = sorted(path.name for path in jobs.glob("*/*"))
+    assert files == sorted(["notes.txt", "rank-00000.log", other.path.name])
+    assert [flight.read(other.path).alive, flight.read(other.path).crashed] == [False, False]
+    other.words[HEADER["state"]] = FAILED
+    prune(jobs, most=0)
+    assert not other.job.exists()
 
 
 def test_a_new_job_prunes(tmp_path, monkeypatch):

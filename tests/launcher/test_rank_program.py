@@ -13,6 +13,9 @@ from mpidist.launcher.program import Program
 from tests.support.launcher_kits import RANK, rank_program, supervised
 from tests.support.processes import environment, run
 
+FORKED = "import os, sys\nchild = os.fork()\nif not child"
+KILLED = "os.waitpid(child, 0); os.kill(os.getpid(), 9)"
+
 
 @pytest.mark.parametrize(
     ("program", "status", "told"),
@@ -24,6 +27,8 @@ from tests.support.processes import environment, run
         ("def f(): f()\nf()", 1, "rank 0 on {} failed first: RecursionError: maximum"),
         (f"raise ValueError('7' * {LONGEST})", 1, "rank 0 on {} ended with exit code 1"),
         ("import os\nif not os.fork(): 1 / 0\nos.wait()", 0, ""),  # not this rank
+        (f"{FORKED}: sys.exit()\n{KILLED}", 137, "rank 0 on {} was killed by signal 9"),
+        (f"{FORKED}: pass\nelse: {KILLED}", 137, "rank 0 on {} was killed by signal 9"),
         ("print('well')", 0, ""),
     ],
 )
