@@ -48,8 +48,9 @@ SERIAL, BEGUN, ARRIVED, ENDED, LAST, _, _, _, WAITING, SINCE, MEMBERS_CRC, PLACE
 NAME_AT, NAME_BYTES, SITE_AT, SITE_BYTES, AWAITED_AT, AWAITED_BYTES = 96, 56, 152, 88, 240, 80
 SERIALS = 1 << 16
 VARIABLE = "MPIDIST_FLIGHT"
-CHECKS = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B  # as in compiled.h
-_ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<12q"), struct.Struct("<qq")
+_WHAT, _TIME = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909  # factors of the check sum, as in compiled.h
+_FINGERPRINT = 0xBB67AE8584CAA73B
+ENTRY, _TRACK, _TEXT = struct.Struct("<4Q"), struct.Struct("<12q"), struct.Struct("<qq")
 _BACKGROUND, _MOST_RANKS = " in the background", 1 << 20
 _NAME = re.compile(r"rank-\d+\.\d+")
 _AMOUNT = re.compile(r" (\d+) x (?:[a-z]+?)(\d+)\b")
@@ -182,9 +183,8 @@ def process_started(pid: int) -> int:
 
 def stamp_of(number: int, what: int, time: int, fingerprint: int) -> int:
     """Return the first word of an entry: its number, and a check sum of all, 32 bits each."""
-    one, two, three = CHECKS
-    sums = (number ^ what) * one ^ time * two ^ (fingerprint % (1 << 64)) * three
-    return number % (1 << 32) | (sums >> 32) % (1 << 32) << 32
+    sums = (number ^ what) * _WHAT ^ time * _TIME ^ fingerprint * _FINGERPRINT
+    return number & 0xFFFFFFFF | sums & 0xFFFFFFFF_00000000
 
 
 def fingerprint_of(operation: str, meets: bool) -> int:
@@ -242,7 +242,7 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
     newest = count + ENTRIES // 2
 
     def entry(at: int) -> Operation | None:
-        stamp, what, time, fingerprint = _ENTRY.unpack_from(content, at)
+        stamp, what, time, fingerprint = ENTRY.unpack_from(content, at)
         number = newest - (newest - stamp) % (1 << 32)
         if number < 1 or stamp != stamp_of(number, what, time, fingerprint):
             return None
@@ -250,13 +250,13 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
         return Operation(number, what % SERIALS, what // SERIALS, time, fingerprint, text)
 
     for slot in range(ENTRIES):
-        at = RING_AT + slot * _ENTRY.size
+        at = RING_AT + slot * ENTRY.size
         last = count - (count - 1 - slot) % ENTRIES  # the last number that belongs here
         operation = entry(at)
         if operation is not None and operation.number in (last, last + ENTRIES):
             found.add(operation)
         else:
-            torn += slot < count or any(content[at : at + _ENTRY.size])  # else: never written
+            torn += slot < count or any(content[at : at + ENTRY.size])  # else: never written
     for at in range(TRACKS_AT, RING_AT, TRACK_BYTES):
         operation = entry(at + 8 * LAST)
         if operation is not None:

@@ -24,12 +24,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic_ns
 
 from ..errors import ConfigError
 from . import flight, memory_file
-from .flight import BEGUN, HEADER, LAST, MEMBERS_CRC, PLACE, SERIAL, SINCE, WAITING
+from .flight import (
+    BEGUN,
+    ENTRIES,
+    ENTRY,
+    HEADER,
+    LAST,
+    MEMBERS_CRC,
+    PLACE,
+    RING_AT,
+    SERIAL,
+    SINCE,
+    WAITING,
+    stamp_of,
+)
 
 log = logging.getLogger("mpidist")
+_COUNT = HEADER["count"]
 JOBS, MOST_BYTES = 8, 16 << 20  # of the records of jobs that did not end well
 
 
@@ -90,18 +105,14 @@ class Track:
 
     def begin(self, sequence: int, fingerprint: int) -> None:
         """Record that an operation begins; compiled code does the same (steps.c)."""
-        words, number = self._recorder.words, next(self._recorder.numbers)
-        at = flight.RING_AT // 8 + number % flight.ENTRIES * flight.ENTRY_WORDS
-        what, now = sequence << 16 | self.serial, time.monotonic_ns()
-        stamp = flight.stamp_of(number + 1, what, now, fingerprint)
-        stamp -= stamp >> 63 << 64
-        words[HEADER["count"]] = number + 1
-        words[at + 1], words[at + 2], words[at + 3] = what, now, fingerprint
-        words[at] = stamp
-        state = self.state
-        state[LAST + 1], state[LAST + 2], state[LAST + 3] = what, now, fingerprint
-        state[LAST] = stamp
-        state[BEGUN] = sequence
+        recorder = self._recorder
+        number, what, now = next(recorder.numbers), sequence << 16 | self.serial, monotonic_ns()
+        entry = ENTRY.pack(stamp_of(number, what, now, fingerprint), what, now, fingerprint)
+        at = RING_AT + (number - 1) % ENTRIES * ENTRY.size
+        recorder.words[_COUNT] = number
+        recorder.memory[at : at + ENTRY.size] = entry
+        self._bytes[8 * LAST : 8 * LAST + ENTRY.size] = entry
+        self.state[BEGUN] = sequence
 
     def name(self, name: str) -> None:
         """Set the communicator's name."""
@@ -118,7 +129,7 @@ class Track:
             state[WAITING] = 0
             _put(self._bytes, flight.SITE_AT, flight.SITE_BYTES, _ending(site, flight.SITE_BYTES))
             _put(self._bytes, flight.AWAITED_AT, flight.AWAITED_BYTES, awaited)
-            state[SINCE] = time.monotonic_ns()
+            state[SINCE] = monotonic_ns()
             state[WAITING] = 1 + state[BEGUN]
             self.waits = wait
 
@@ -155,7 +166,7 @@ class Recorder:
         finally:
             os.close(handle)
         self.words = self.memory.cast("q")
-        self.numbers = itertools.count()  # atomic; only where no compiled code counts
+        self.numbers = itertools.count(1)  # atomic; only where no compiled code counts
         self._serials, self._free = itertools.count(1), list(range(flight.TRACKS))
         self._described: dict[int, int] = {}  # number of its description, by fingerprint
         self._made: Counter[tuple[int, ...]] = Counter()
@@ -163,7 +174,7 @@ class Recorder:
         _put(self.memory, flight.PROGRAM_AT, flight.PROGRAM_BYTES, " ".join(sys.argv))
         facts = {"version": flight.VERSION, "pid": self._own, "rank": rank, "size": size}
         facts |= {"started": flight.process_started(self._own), "state": flight.RUNNING}
-        facts |= {"wall": time.time_ns(), "clock": time.monotonic_ns(), "magic": flight.MAGIC}
+        facts |= {"wall": time.time_ns(), "clock": monotonic_ns(), "magic": flight.MAGIC}
         for name, value in facts.items():
             self.words[HEADER[name]] = value
 
