@@ -13,7 +13,7 @@ from .errors import UnknownName
 
 COMMANDS = (
     *("bench", "completion", "demo", "explain", "flight", "info", "list"),
-    *("prove", "run", "show", "slurm", "tune"),
+    *("prove", "rollcall", "run", "show", "slurm", "tune"),
 )
 
 

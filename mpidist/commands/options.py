@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import runpy
 import sys
@@ -50,6 +51,13 @@ class Seconds(click.FloatRange):
 
     def __init__(self, positive: bool = False) -> None:
         super().__init__(min=0, min_open=positive)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; nan is none."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 def complete(names: Iterable[str], incomplete: str) -> list[CompletionItem]:

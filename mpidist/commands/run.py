@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..launcher.job import REQUEUES, JobOptions, run_job
+from ..launcher.job import REQUEUES, ROLL_CALL, JobOptions, run_job
 from ..launcher.slurm import LAUNCHERS
 from ..launcher.supervisor import MPI_WITHIN
 from .console import examples
@@ -82,6 +82,15 @@ from .options import OUTPUT, Count, Seconds
     type=Seconds(positive=True),
     help="End a monitored job if MPI_Init has not returned on all ranks this long after the last "
     f"rank entered it; by default {MPI_WITHIN:g}.",
+)
+@click.option(
+    "--roll-call",
+    type=Seconds(),
+    default=ROLL_CALL,
+    metavar="SECONDS",
+    show_default=True,
+    help="Print where each rank is when none has begun or ended an operation of mpidist for so "
+    "long; 0 for never.",
 )
 @click.option(
     "--trace",

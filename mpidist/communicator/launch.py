@@ -24,6 +24,7 @@ from ..selection.config import CollectiveConfig, misspelt, switch
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
 from ..topology import RANKS_PER_NODE, pretended_hosts
+from . import stack_signal
 from .communicator import DEBUG, Communicator
 from .failure import describe
 from .launcher_notes import (
@@ -138,6 +139,7 @@ def init(
             f"init: this process ({os.getpid()}) was forked from {forked_from()}, a rank of a job: "
             "MPI cannot be used in it; start processes by spawn or forkserver, or by mpidist run"
         )
+    stack_signal.register()
     mpi = start_mpi(thread_level or "multiple")
     world = mpi.COMM_WORLD if comm is None else comm
     rank, size = world.Get_rank(), world.Get_size()

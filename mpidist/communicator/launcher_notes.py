@@ -22,6 +22,7 @@ STARTING, STARTED = "starting", "started"  # states of MPI, as the fact `mpi`
 LONGEST = 60_000  # bytes of a note, which the monitor sends on as one line
 TAKEN_WITHIN = 1.0  # seconds
 OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first ends the job
+ROLL_CALL_WITHIN = 1.0  # seconds for a look at the ranks, after a missed deadline
 AT_ONCE = 1000  # notes to read: a flood of them must not keep the reader
 CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a note
 
@@ -94,8 +95,17 @@ def hand_over(failure: Mapping[str, str]) -> bool:
     """
     if not send_note(failure=dict(failure)):
         return False
-    time.sleep(OTHERS_FAIL_WITHIN)
+    late = failure["kind"] == "CollectiveTimeout"
+    time.sleep(ROLL_CALL_WITHIN if late else OTHERS_FAIL_WITHIN)
     return send_note()  # False if it was killed in the meantime
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = (line.split()[1] for line in file if line.startswith("SigCgt"))
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return False
 
 
 def give_back_signal() -> None:

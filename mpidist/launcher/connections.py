@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..foreign import read_json
-from .ranks import RankState, Report, Reports
+from .ranks import RankState, Report, Reports, Seen
 
 _SIOCGIFADDR = 0x8915
 
@@ -77,10 +77,15 @@ class Connections(Reports):
     complete = True
 
     def __init__(
-        self, ranks: int, local: bool = False, label: bool = False, logs: str | None = None
+        self,
+        ranks: int,
+        local: bool = False,
+        label: bool = False,
+        logs: str | None = None,
+        roll_call: float = 0,
     ) -> None:
         raise_file_limit(ranks)
-        super().__init__(ranks)
+        super().__init__(ranks, roll_call)
         self.local, self.label, self.logs = local, label, logs
         self.secret = secrets.token_hex(16)
         self.variables = {SECRET: self.secret}
@@ -100,6 +105,7 @@ class Connections(Reports):
     def command(self, program: list[str]) -> list[str]:
         """Return the command that the launcher starts for each rank: a monitor of `program`."""
         options = ["label"] * self.label + [f"logs={self.logs}"] * bool(self.logs)
+        options += [f"roll-call={self.roll_call}"] * bool(self.roll_call)
         # -I -S: without the user's modules and site-packages, for one starts beside every rank.
         monitor = [sys.executable, "-I", "-S", RANK_PROCESS, self.address, *options]
         return [*monitor, "--", *program]
@@ -109,8 +115,15 @@ class Connections(Reports):
         self._sent.append(number)
         for connection in self._connections:
             if connection.rank is not None:
-                _send(connection, number)
+                _tell(connection, signal=int(number))
         return True
+
+    def ask(self, launcher: int) -> dict[int, Seen | None]:
+        """Ask the monitors, which will answer."""
+        asked = [each for each in self._connections if each.rank is not None]
+        for connection in asked:
+            _tell(connection, ask="where")
+        return {each.rank.number: None for each in asked if each.rank is not None}
 
     def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         for key, _ in ready:
@@ -176,7 +189,7 @@ class Connections(Reports):
                     return False
                 connection.rank = RankState(report.rank, report.host)
                 for number in self._sent:
-                    _send(connection, number)
+                    _tell(connection, signal=int(number))
             self._new.append((connection.rank, report))
         return connection.rank is not None
 
@@ -188,9 +201,9 @@ class Connections(Reports):
             self._new.append((connection.rank, None))
 
 
-def _send(connection: Connection, number: int) -> None:
+def _tell(connection: Connection, **words: int | str) -> None:
     try:
-        connection.socket.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
+        connection.socket.sendall(json.dumps(words).encode() + b"\n")
     except OSError:
         pass  # the rank has ended
 

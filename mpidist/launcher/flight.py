@@ -115,7 +115,8 @@ class Job:
         alike: dict[tuple[str, str, str], list[tuple[int, str]]] = defaultdict(list)
         for record in self.records:
             where, moment, site = place(record)
-            alike[self._end(record), where, site].append((record.rank, moment))
+            since = clock(record, moment) if moment else ""
+            alike[self._end(record), where, site].append((record.rank, since))
         lines = []
         for (end, where, site), group in sorted(alike.items(), key=lambda e: (len(e[1]), e[1])):
             first = min(moment for _, moment in group)
@@ -165,9 +166,12 @@ class Job:
         """Return the report: who diverged, where each rank is, and what is not known."""
         return [*self.divergences(), *self.places(), *self.gaps()]
 
-    def few_lines(self) -> list[str]:
-        """Return the report for the end of a job, cut to a few lines."""
-        lines = self.lines()
+    def few_lines(self, without_places: bool = False) -> list[str]:
+        """Return the report for the end of a job, cut to a few lines.
+
+        Without the places of the ranks, and who diverged, after a roll call that has told them.
+        """
+        lines = self.gaps() if without_places else self.lines()
         if len(lines) > FEW:
             lines[FEW - 1 :] = [f"… {len(lines) - FEW + 1} lines more"]
         return [*lines, f"more: mpidist flight --last 20 {self._command}"]
@@ -247,15 +251,15 @@ def _not_begun(members: Sequence[Member]) -> str:
     return f"{_named(members)} {'has' if len(members) == 1 else 'have'} not begun"
 
 
-def place(record: FlightRecord) -> tuple[str, str, str]:
+def place(record: FlightRecord) -> tuple[str, int, str]:
     """Return where a process is, by its last operation; since when; what line waits, for what.
 
-    Without a line, the time is that of the operation.
+    The time is as in the record, 0 for none; without a line, it is that of the operation.
     """
     last = record.operations[-1] if record.operations else None
     track = next((t for t in record.tracks if last and t.serial == last.serial), None)
     if last is None:
-        return "no operation begun", "", ""
+        return "no operation begun", 0, ""
     what = f"{track.name if track else 'a communicator that is gone'} {last}"
     if track is None:
         where = f"last begun: {what}"
@@ -269,11 +273,11 @@ def place(record: FlightRecord) -> tuple[str, str, str]:
         where = f"in {what}"
     waiting = max((t for t in record.tracks if t.site), key=lambda t: t.since, default=None)
     if waiting is None:
-        return where, clock(record, last.time), ""
+        return where, last.time, ""
     site = _brief(waiting.site)
     if waiting.awaited:
         site += f" for {waiting.awaited} ({waiting.name})"
-    return where, clock(record, waiting.since), site
+    return where, waiting.since, site
 
 
 def _brief(site: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from signal import SIGQUIT
 
 from ..communicator.launcher_notes import OF_MPI, SLURM, launched_rank
 from ..errors import InvalidArgument, LaunchError
@@ -21,6 +22,7 @@ from .slurm import choose_launcher
 from .supervisor import MPI_WITHIN, Supervisor
 
 REQUEUES = 20  # by default
+ROLL_CALL = 300.0  # by default
 OF_A_STEP = ("PMI_", "PMI2_", "PMIX_", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND")
 # Set in jobs of PBS, LSF, Grid Engine, Cobalt and Flux; and MPICH's hostfile.
 ELSEWHERE = {"PBS_NODEFILE", "LSB_HOSTS", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "COBALT_NODEFILE"}
@@ -44,6 +46,7 @@ class JobOptions:
     watch: bool | None = None  # monitors; None for the default of this MPI and allocation
     start_timeout: float | None = None  # of MPI_Init; None for MPI_WITHIN
     trace: str | None = None  # file for a trace of all ranks
+    roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
 
     def check(self, allocation: SlurmAllocation | None) -> None:
@@ -125,7 +128,8 @@ def run_job(
         allocation = whole_job(allocation)
     options.check(allocation)
     signals = Signals()
-    with signals.recorded(*TO_RANKS):  # those for the ranks may come before the ranks are there
+    # Those for the ranks may come before the ranks are there.
+    with signals.recorded(*TO_RANKS, SIGQUIT):
         library = find_library()
         # The launcher of MPICH and Intel MPI does not see a rank that exits without MPI_Finalize.
         blind = allocation is not None or library.vendor in (MPICH, INTEL)
@@ -189,7 +193,9 @@ def start(
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
     logs = options.log_dir and os.path.abspath(options.log_dir)
     job = Supervisor(
-        monitors(launch, environ, options.label, logs) if options.watch else Notes(launch.ranks),
+        monitors(launch, environ, options.label, logs, options.roll_call)
+        if options.watch
+        else Notes(launch.ranks, options.roll_call),
         kill_wait=kill_wait() if launch.allocated and options.watch else None,
         signals=signals,
         start_timeout=options.start_timeout or MPI_WITHIN,
@@ -199,11 +205,15 @@ def start(
 
 
 def monitors(
-    launch: Launch, environ: Mapping[str, str], label: bool = False, logs: str | None = None
+    launch: Launch,
+    environ: Mapping[str, str],
+    label: bool = False,
+    logs: str | None = None,
+    roll_call: float = 0,
 ) -> Connections:
     """Return the connections to the monitors of a launch's ranks."""
     local = not launch.allocated and not may_be_elsewhere(environ)
-    return Connections(launch.ranks, local, label, logs)
+    return Connections(launch.ranks, local, label, logs, roll_call)
 
 
 def may_be_elsewhere(environ: Mapping[str, str]) -> bool:

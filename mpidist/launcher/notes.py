@@ -6,12 +6,18 @@ import secrets
 import selectors
 import signal
 import socket
+import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from ..backends.flight import process_started
 from ..communicator.launcher_notes import AT_ONCE, NOTES, receive_note
 from ..foreign import typed
-from .ranks import RankState, Report, Reports
+from .ranks import RankState, Report, Reports, Seen
+
+if TYPE_CHECKING:
+    from .roll_call import Movement
 
 
 class Notes(Reports):
@@ -19,9 +25,13 @@ class Notes(Reports):
 
     complete = False
 
-    def __init__(self, ranks: int) -> None:
-        super().__init__(ranks)
+    def __init__(self, ranks: int, roll_call: float = 0) -> None:
+        super().__init__(ranks, roll_call)
         self._known: dict[int, RankState] = {}
+        self._pids: dict[int, int] = {}  # of the first note of each rank
+        self._folders: dict[int, str] = {}  # of their flight records
+        self._movements: dict[int, Movement] = {}
+        self._look_at = 0.0
         address = f"mpidist-{secrets.token_hex(8)}"
         self.variables = {NOTES: address}
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -43,6 +53,25 @@ class Notes(Reports):
                 self._forget(key)
                 if key.data is not None:
                     self._new.append((key.data, None))
+        if self._movements and time.monotonic() > self._look_at:
+            self._look()
+
+    def _look(self) -> None:
+        """Report which flight records have begun or ceased to move."""
+        for number, movement in self._movements.items():
+            rank, still = self._known[number], movement.still()
+            self._look_at = time.monotonic() + movement.pause
+            if still is not rank.still:
+                self._new.append((rank, Report(still=still)))
+
+    def ask(self, launcher: int) -> dict[int, Seen | None]:
+        """Look at the ranks of this host, also at those that have sent no note."""
+        from .roll_call import look, ranks_below
+
+        found = {**ranks_below(launcher), **self._pids}
+        left = {rank: pid for rank, pid in found.items() if process_started(pid)}
+        folders = {pid: self._folders.get(rank, "") for rank, pid in left.items()}
+        return dict(zip(left, look(folders)))
 
     def _take(self, pid: int, note: Report) -> None:
         if not 0 <= note.rank < self.ranks:
@@ -50,6 +79,13 @@ class Notes(Reports):
         if note.rank not in self._known:
             self._known[note.rank] = RankState(note.rank, note.host)
             self.observe(pid, self._known[note.rank])
+        self._pids.setdefault(note.rank, pid)
+        if note.flight is not None:
+            self._folders[note.rank] = note.flight
+            if self.roll_call:
+                from .roll_call import Movement  # here: mpidist run --help starts fast
+
+                self._movements[note.rank] = Movement(note.flight, pid, self.roll_call)
         code = note.exit if note.failure is None else 1  # nobody reports another one
         self._new.append((self._known[note.rank], replace(note, exit=code, status=None)))
 

@@ -127,15 +127,25 @@ def descendants(pid: int) -> list[tuple[int, str]]:
     The start time is the text in /proc/PID/stat: clock ticks since boot; empty if the process has
     ended.  The process group is not enough: an mpiexec gives each rank a group of its own.
     """
+    return [(each, _birth(each)) for each in below(pid, families())]
+
+
+def families() -> dict[int, list[int]]:
+    """Return the children of each process of this machine that has some."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (fields := stat(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
+    return children
+
+
+def below(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return the process `pid` and every process below it, each after its parent."""
     found, wait = [], [pid]
     while wait:
         found.append(wait.pop())
         wait += children.get(found[-1], [])
-    return [(each, _birth(each)) for each in found]
+    return found
 
 
 def stat(pid: int) -> list[str]:

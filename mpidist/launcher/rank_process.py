@@ -1,8 +1,9 @@
 """The monitor of one rank under ``mpidist run``: starts the program, and reports how it ended.
 
-``python -I -S rank_process.py ADDRESS [label] [logs=DIR] -- PROGRAM…``; ADDRESS is
+``python -I -S rank_process.py ADDRESS [label] [logs=DIR] [roll-call=S] -- PROGRAM…``; ADDRESS is
 ``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  With ``label`` each
-line of output begins with the rank; DIR is a folder for one file of output for each rank.  One such
+line of output begins with the rank; DIR is a folder for one file of output for each rank; S are
+the seconds after which a flight record that has not moved is reported.  One such
 process runs beside every rank, so it uses the standard library only.  The program and its children
 are a process group: signals go to all of it, and it does not outlive the program.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
@@ -59,6 +61,14 @@ def load_notes() -> ModuleType:
 notes = load_notes()
 
 
+def roll_call() -> ModuleType:
+    """Return the module roll_call.py of the package, which is imported now: few jobs need it."""
+    folder = str(Path(__file__).parents[2])
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module("mpidist.launcher.roll_call")
+
+
 def connect(address: str) -> socket.socket | None:
     """Connect to the first address of ``mpidist run`` that answers; None if none does."""
     hosts, _, port = address.rpartition("/")
@@ -79,8 +89,10 @@ class RankProcess:
     exception that ends it, its exit code.  For the parameters see this module's docstring.
     """
 
-    def __init__(self, address: str, label: bool, logs: str | None):
+    def __init__(self, address: str, label: bool, logs: str | None, roll_call: float = 0):
         self.rank, self.label, self.logs = notes.launched_rank() or 0, label, logs
+        self.roll_call = roll_call
+        self.flight = ""  # folder of the program's flight record
         self.child: subprocess.Popen | None = None
         self.connection = connect(address)
         if self.connection is None:
@@ -120,8 +132,12 @@ class RankProcess:
                 received = notes.receive_note(self.notes)
                 if received is None:  # more may come: it does not wait for them
                     return
-                _, facts = received  # whichever process of the program sent them
+                pid, facts = received  # whichever process of the program sent them
                 self.forward_note(facts)
+                if isinstance(facts.get("flight"), str):
+                    self.flight = facts["flight"]
+                    watch = threading.Thread(target=self.watch_record, args=(pid,), daemon=True)
+                    watch.start() if self.roll_call else None
 
     def forward_note(self, note: dict) -> None:
         """Forward the facts of a note that are the program's to tell to ``mpidist run``.
@@ -140,11 +156,15 @@ class RankProcess:
             sys.stderr.write(text)
 
     def receive_signals(self) -> None:
-        """Pass on signals of ``mpidist run``; end the program if the connection ends."""
+        """Pass on signals of ``mpidist run``, and answer it; end the program if it is gone."""
         try:
             assert self.connection is not None
             for text in self.connection.makefile():
-                self.send(json.loads(text)["signal"])
+                words = json.loads(text)
+                if "signal" in words:
+                    self.send(words["signal"])
+                else:
+                    threading.Thread(target=self.answer, daemon=True).start()
         except OSError:
             pass
         # mpidist run is gone.  A rank inside an MPI call does not react to SIGTERM.
@@ -154,6 +174,26 @@ class RankProcess:
                 self.child.wait(GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 self.send(signal.SIGKILL)
+
+    def answer(self) -> None:
+        """Report where the program is."""
+        if self.child is None:
+            return
+        pid = self.child.pid
+        try:
+            (seen,) = roll_call().look({pid: self.flight})
+            self.report(seen=vars(seen))
+        except Exception as error:  # the monitor goes on
+            self.report(seen={"pid": pid, "why": f"{type(error).__name__}: {error}"})
+
+    def watch_record(self, pid: int) -> None:
+        """Report when the flight record of a process ceases to move, and when it moves again."""
+        movement, before = roll_call().Movement(self.flight, pid, self.roll_call), None
+        while (still := movement.still()) is not None:
+            if still is not before:
+                self.report(still=still)
+            before = still
+            time.sleep(movement.pause)
 
     def send(self, number: int, _: object = None) -> None:
         """Send a signal to the program's process group.
@@ -178,7 +218,7 @@ class RankProcess:
         """
         until = time.monotonic() + HANDLED_WITHIN
         while self.alive():
-            handling = [pid for pid in group(self.child.pid) if handles(pid, number)]  # type: ignore[union-attr]
+            handling = [pid for pid in group(self.child.pid) if notes.handles(pid, number)]  # type: ignore[union-attr]
             for pid in handling:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -285,7 +325,8 @@ def open_log(path: str) -> IO[bytes]:
 def own_group() -> None:
     """Make this new process, before it runs the program, lead a group and die with the monitor."""
     os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    # The launcher was started without SIGQUIT, so that a terminal's does not end it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, signal.SIGQUIT))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -346,14 +387,6 @@ def group(leader: int) -> list[int]:
     return found
 
 
-def handles(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        masks = (line.split()[1] for line in file if line.startswith("SigCgt"))
-        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
-    return False
-
-
 def exit_like(status: int) -> None:
     """End this process as the program ended: with exit code `status`, or by signal -`status`."""
     sys.stdout.flush()
@@ -371,7 +404,9 @@ def main(arguments: list[str]) -> None:
     cut = arguments.index("--")
     address, options = arguments[0], arguments[1:cut]
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)
-    exit_like(RankProcess(address, "label" in options, logs).run(arguments[cut + 1 :]))
+    seconds = next((float(o.partition("=")[2]) for o in options if o.startswith("roll-call=")), 0)
+    process = RankProcess(address, "label" in options, logs, seconds)
+    exit_like(process.run(arguments[cut + 1 :]))
 
 
 if __name__ == "__main__":

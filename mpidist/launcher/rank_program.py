@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,10 @@ def begin(arguments: list[str]) -> None:
     """Run the program; notify ``mpidist run`` of its start, an exception and its exit code."""
     notes, own = load("launcher_notes"), os.getpid()
     notes.send_note()
+    load("stack_signal").register()
+    # The launcher was started without SIGQUIT, which a terminal sends to its group.
+    if os.getpgrp() == os.getpid():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGQUIT,))
     install_hook(notes)
 
     def ends(code: int) -> None:

@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 LOST = "lost"
@@ -33,6 +33,7 @@ class RankState:
     left: int | None = None  # exit code that a Python program has announced
     lost: bool = False  # whether its monitor has gone before it reported the exit status
     flight: str = ""  # folder of its flight record, on its host
+    still: bool | None = None  # whether that record has not moved for some time; None without one
 
     @property
     def succeeded(self) -> bool:
@@ -69,6 +70,21 @@ class RankState:
 
 
 @dataclass
+class Seen:
+    """Where a process is: what its flight record, the kernel and its stack say."""
+
+    pid: int
+    state: str = ""  # as "S (futex_do_wait)"; empty if there is no such process
+    cpu: float = 0  # percent of a core
+    memory: int = 0  # bytes
+    call: str = ""  # the call that it is in, or the last one; empty without a record
+    since: str = ""  # of the call, or of the line that waits
+    frames: list[str] = field(default_factory=list)  # of the stack: see Stack
+    why: str = ""  # there are no frames
+    workers: list[str] = field(default_factory=list)  # its children that use the processor
+
+
+@dataclass
 class Report:
     """One message about a rank: any of these facts."""
 
@@ -80,6 +96,8 @@ class Report:
     exit: int | None = None  # exit code that a Python program announces before its end
     status: int | None = None  # exit status, which only a monitor knows
     flight: str | None = None  # folder of its flight record
+    still: bool | None = None  # as in RankState
+    seen: Seen | None = None  # the answer to a roll call
 
 
 class Reports:
@@ -89,8 +107,9 @@ class Reports:
     logs: str | None = None  # folder for one file of output for each rank
     variables: dict[str, str]  # environment variables of the launcher
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, roll_call: float = 0) -> None:
         self.ranks = ranks
+        self.roll_call = roll_call  # seconds after which a record that has not moved is reported
         self._selector = selectors.DefaultSelector()
         self._new: list[tuple[RankState, Report | None]] = []
 
@@ -100,7 +119,7 @@ class Reports:
 
     def listen(self, seconds: float) -> list[tuple[RankState, Report | None]]:
         """Wait at most `seconds`; return what was reported, by rank, and None at a rank's end."""
-        self._read(self._selector.select(seconds))
+        self._read(self._selector.select(0 if self._new else seconds))
         new, self._new = self._new, []
         return new
 
@@ -127,6 +146,13 @@ class Reports:
     def send(self, number: int) -> bool:
         """Send a signal to all ranks; return False if only the launcher can do that."""
         return False
+
+    def ask(self, launcher: int) -> dict[int, Seen | None]:
+        """Ask ranks where they are; return the answers by rank, None for one that will be reported.
+
+        `launcher` is the process that started them.  Ranks that cannot be asked are left out.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close all connections."""

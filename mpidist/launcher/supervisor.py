@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIG_BLOCK, SIGKILL, SIGQUIT, SIGTERM, pthread_sigmask
+from typing import TYPE_CHECKING
 
 from ..communicator.failure import FULL_TRACEBACK
 from ..communicator.launcher_notes import STARTED, STARTING
 from ..errors import CollectiveTimeout, InvalidArgument, LaunchError
+from ..measure import counted
 from .boxes import SHOWN_WITHIN, Boxes, write_fully
-from .failures import INTERRUPT, Failure, Failures
+from .failures import INTERRUPT, Failure, Failures, ranks_listed
 from .mpi import say
 from .notes import explain
 from .processes import end_processes, remove_session_files
 from .rank_process import PR_SET_PDEATHSIG
-from .ranks import LOST, RankState, Report, Reports
+from .ranks import LOST, RankState, Report, Reports, Seen
 from .signals import TO_LAUNCHER, TO_RANKS, Signals, by_terminal
+
+if TYPE_CHECKING:
+    from .flight import Job
 
 PATIENCE = 8.0  # seconds that the launcher has to end a job after a rank failed
 STEP = 3.0  # seconds between SIGTERM to ranks, SIGKILL to ranks, SIGTERM, SIGKILL to the launcher
@@ -32,6 +37,7 @@ LAST_REPORTS, AFTER_FAILURE = 5.0, 0.5  # seconds for reports after the launcher
 ENDS_WITHIN = 30.0  # seconds that the launcher has to end after all ranks succeeded
 STARTED_WITHIN = 60.0  # seconds after which missing ranks are reported
 MPI_WITHIN = 120.0  # seconds that MPI_Init may take after the last rank has entered it
+ANSWERS_WITHIN = 2.0  # seconds for the answers to a roll call
 NOT_ENDED = "the launcher has not ended the job within {:g} s: ending it"
 STAYS = "all ranks ended {:g} s ago, but the launcher still runs: ending it"
 
@@ -71,9 +77,25 @@ def started(
         boxes.show()
 
 
+def no_quit() -> None:
+    """Keep SIGQUIT from the launcher: it asks ``mpidist run``; called in the launcher's process."""
+    # A terminal sends it to both.  Blocked and not ignored: Hydra sets a handler.
+    pthread_sigmask(SIG_BLOCK, (SIGQUIT,))
+
+
 def end_with_parent() -> None:
     """Have the kernel end the launcher if ``mpidist run`` is killed; called in the new process."""
+    no_quit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
+
+
+@dataclass
+class RollCall:
+    """A roll call that is going on."""
+
+    why: str
+    begun: float
+    answers: dict[int, Seen | None]  # by rank; None before the answer
 
 
 @dataclass
@@ -109,6 +131,8 @@ class Supervisor:
         self._acts: list[Callable[[], object]] = []
         self._reported = self._reported_missing = self._stuck_at_start = False
         self._told_why = False  # by an exception
+        self._roll: RollCall | None = None  # the one that is going on
+        self._told_roll = self._told_still = False
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the launcher; return the exit code of the job: 0 if launcher and ranks succeeded.
@@ -118,7 +142,7 @@ class Supervisor:
         """
         environ = {**environ, **self.reports.variables}
         # Where there are monitors, they end the ranks.
-        preexec = None if self.reports.complete else end_with_parent
+        preexec = no_quit if self.reports.complete else end_with_parent
         try:
             with self.signals.recorded(*TO_LAUNCHER):  # those for the ranks: see run_job
                 with started(command, environ, self._boxes, preexec, self.stdin) as self._launcher:
@@ -146,6 +170,8 @@ class Supervisor:
                 self._pass(number)
             self.failures.print_settled()
             self._boxes.show(SHOWN_WITHIN)
+            self._call_if_still()
+            self._print_roll()
             self._end_if_late()
             if self.reports.complete:
                 self._report_missing()
@@ -185,6 +211,13 @@ class Supervisor:
         if report.failure is not None:
             with contextlib.suppress(KeyError):  # not the description of an exception
                 self.failures.add(rank.number, rank.host, report.failure)
+                if report.failure["kind"] == CollectiveTimeout.__name__ and not self._told_roll:
+                    self._told_roll = True  # its process waits for a second: see hand_over()
+                    self._call_roll(f"{CollectiveTimeout.__name__} on rank {rank.number}")
+        if report.still is not None:
+            rank.still = report.still
+        if report.seen is not None and self._roll is not None:
+            self._roll.answers[rank.number] = report.seen
         if report.exit is not None:
             rank.left = report.exit
         if report.status is not None:
@@ -217,8 +250,12 @@ class Supervisor:
     def _pass(self, number: int) -> None:
         """Forward a received signal: SIGUSR1 and SIGUSR2 to the ranks, others to the launcher.
 
-        A Ctrl-C is not forwarded if the terminal has sent it to the launcher too.
+        A Ctrl-C is not forwarded if the terminal has sent it to the launcher too.  SIGQUIT asks for
+        a roll call.
         """
+        if number == SIGQUIT:
+            self._call_roll("asked for")
+            return
         if number in TO_RANKS and self.reports.send(number):
             return
         if not by_terminal(number):
@@ -315,6 +352,54 @@ class Supervisor:
         stuck = self._stuck_at_start or bool(failed and failed[0].mpi == STARTING)
         return self.reports.complete and stuck and not through and not self.interrupted
 
+    # -- the roll call ----------------------------------------------------------------------------
+
+    def _call_if_still(self) -> None:
+        """Call the roll, once, when no flight record has moved for some time."""
+        states = [each.still for each in self.known.values() if each.status is None]
+        ends = self.failures.known or self._over < math.inf
+        still = True in states and False not in states and not ends
+        if still and not self._told_still:
+            self._call_roll(f"no rank has moved for {self.reports.roll_call:g} s")
+        self._told_still = still
+
+    def _call_roll(self, why: str) -> None:
+        """Ask every rank where it is, unless that was asked just now."""
+        if self._roll is None:
+            begun = time.monotonic()
+            self._roll = RollCall(why, begun, self.reports.ask(self._launcher.pid))
+
+    def _print_roll(self) -> None:
+        """Print where the ranks are, when all that were asked have answered, or 2 s have passed."""
+        roll = self._roll
+        if roll is None:
+            return
+        open_ = [rank for rank, seen in roll.answers.items() if seen is None]
+        open_ = [rank for rank in open_ if rank not in self.known or not self.known[rank].status]
+        if open_ and time.monotonic() < roll.begun + ANSWERS_WITHIN:
+            return
+        self._roll = None
+        from .roll_call import lines  # here: mpidist run --help starts fast
+
+        say(f"roll call of {counted(self.ranks, 'rank')}: {roll.why}")
+        for job in self._jobs({}):
+            for line in job.divergences():
+                say(line)
+        for line in lines({r: seen for r, seen in roll.answers.items() if seen}, self._hosts):
+            say(line)
+        absent: dict[str, list[int]] = {}
+        for rank in range(self.ranks):
+            if roll.answers.get(rank) is None:
+                state = self.known.get(rank)
+                why = "not asked: it has not started, or runs on another node without a monitor"
+                if state is not None and state.status is not None:
+                    why = state.how
+                elif rank in roll.answers:
+                    why = f"its monitor has not answered within {ANSWERS_WITHIN:g} s"
+                absent.setdefault(why, []).append(rank)
+        for why, ranks in absent.items():
+            say(f"{ranks_listed(ranks)}: {why}")
+
     # -- the exit code ----------------------------------------------------------------------------
 
     def _failed(self) -> list[RankState]:
@@ -359,22 +444,26 @@ class Supervisor:
         """Print what the flight records say, if a rank was lost or an operation did not end."""
         if self.interrupted:
             return
-        from .flight import Job
-
         rank = cause if isinstance(cause, RankState) else None
-        ended = {} if rank is None else {rank.number: rank.how}
-        hosts = {each.number: each.host for each in self.known.values()}
-        for folder in self._flights:
-            try:
-                job = Job(folder, ended, hosts)
-            except InvalidArgument:  # the ranks of this folder are on other nodes
-                continue
+        for job in self._jobs({} if rank is None else {rank.number: rank.how}):
             if isinstance(cause, Failure):
                 tells = cause.kind == CollectiveTimeout.__name__
             else:  # an exit code may stand for a signal that the launcher has seen
                 tells = cause.killed or job.crashed(cause.number)
-            for line in job.few_lines() if tells else ():
+            for line in job.few_lines(without_places=self._told_roll) if tells else ():
                 say(line)
+
+    @property
+    def _hosts(self) -> dict[int, str]:
+        return {each.number: each.host for each in self.known.values()}
+
+    def _jobs(self, ended: Mapping[int, str]) -> Iterator[Job]:
+        """Yield the flight records on this node, one job for each time that MPI was started."""
+        from .flight import Job  # here: mpidist run --help starts fast
+
+        for folder in self._flights:
+            with contextlib.suppress(InvalidArgument):  # its ranks are on other nodes
+                yield Job(folder, ended, self._hosts)
 
     def _verdict(self, status: int) -> int:
         """Return the exit code of the job, given the launcher's `status`; print what failed.

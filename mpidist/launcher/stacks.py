@@ -1,0 +1,132 @@
+"""Python stacks of running processes: by py-spy if it is installed, else by a signal to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..communicator.launcher_notes import handles
+from ..communicator.stack_signal import SIGNAL, stack_file
+from .processes import stat
+
+WITHIN = 0.6  # seconds for the stacks of all processes
+_SETTLED = 0.03  # seconds without more text: faulthandler does not mark the end
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_BESIDE = ("/runpy.py", "/mpi4py/run.py", "/mpi4py/__main__.py")
+# What starts a program, and what hands over the exception that ended it.
+_OWN = ("launcher/rank_program.py", "communicator/launch.py", "communicator/launcher_notes.py")
+_AROUND = (*_BESIDE, *(_PACKAGE + name for name in _OWN))
+
+
+class Stack(NamedTuple):
+    """The stack of a process's main thread, as texts ``FILE:LINE FUNCTION``, innermost first."""
+
+    frames: tuple[str, ...] = ()  # those of the program: not of mpidist, mpi4py, importlib
+    why: str = ""  # there are none
+
+
+def stacks(pids: Sequence[int]) -> dict[int, Stack]:
+    """Return the stacks of Python processes, within 0.6 s."""
+    # py-spy disturbs nothing, and reads a stopped process too.  The signal interrupts a C function
+    # that sleeps, so it is the second choice.
+    until = time.monotonic() + WITHIN
+    found = _by_spy(pids, until)
+    rest = [pid for pid in pids if pid not in found]
+    return found | _by_signal(rest, max(until, time.monotonic() + WITHIN / 3))
+
+
+def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
+    """Return the stacks that py-spy can read; those of other users' processes it cannot."""
+    beside = Path(sys.executable).with_name("py-spy")
+    spy = str(beside) if beside.exists() else shutil.which("py-spy")
+    if spy is None:
+        return {}
+    found, running = {}, {}
+    for pid in pids:
+        with suppress(OSError):
+            running[pid] = subprocess.Popen(
+                [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+    for pid, process in running.items():
+        try:
+            text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+            threads = json.loads(text)
+            main = next(each for each in threads if each["os_thread_id"] == pid)
+            frames = [(f["filename"], str(f["line"]), f["name"]) for f in main["frames"]]
+            found[pid] = _stack(frames)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        except (ValueError, KeyError, TypeError, StopIteration):
+            pass
+    return found
+
+
+def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
+    """Return the stacks that the processes write themselves, if they are running."""
+    found, files = {}, {}
+    for pid in pids:
+        path = stack_file(pid)
+        if stat(pid)[:1] in (["T"], ["t"]):
+            found[pid] = Stack(why="stopped; py-spy can read it: pip install py-spy")
+        elif path is None or not handles(pid, SIGNAL):
+            found[pid] = Stack(why="not a Python program of mpidist run")
+        else:
+            with suppress(OSError):
+                files[pid] = open(path, "rb")  # noqa: SIM115  (closed below)
+                files[pid].seek(0, os.SEEK_END)
+                os.kill(pid, SIGNAL)
+    texts = dict.fromkeys(files, b"")
+    grown = time.monotonic()
+    while time.monotonic() < min(until, grown + _SETTLED if all(texts.values()) else until):
+        time.sleep(0.002)
+        for pid, file in files.items():
+            if more := file.read():
+                texts[pid] += more
+                grown = time.monotonic()
+    for pid, file in files.items():
+        file.close()
+        found[pid] = parsed(texts[pid].decode(errors="replace"))
+    for pid in pids:
+        found.setdefault(pid, Stack(why="it has ended, or belongs to another user"))
+    return found
+
+
+def parsed(text: str) -> Stack:
+    """Return the main thread's stack from the text of faulthandler, which has it last."""
+    if not text:
+        return Stack(why="the process did not answer: it may be inside the kernel")
+    *_, last = re.split(r"^(?:Current thread|Thread) .*\n", text, flags=re.MULTILINE)
+    if re.search(r"^\.\.\.$", last, re.MULTILINE):
+        return Stack(why="the process has more than 100 threads")
+    frames = (_FRAME.match(line) for line in last.splitlines())
+    return _stack([(found[1], found[2], found[3]) for found in frames if found])
+
+
+def _stack(frames: Sequence[tuple[str, str, str]]) -> Stack:
+    """Return the frames of the program, at most 50, with paths relative to this folder.
+
+    A program that is a command of mpidist has no others than those inside mpidist: then it is them.
+    """
+    here = f"{os.getcwd()}{os.sep}"
+    known = [each for each in frames if not each[0].endswith(_AROUND) and each[0][:1] != "<"]
+    outside = [each for each in known if not each[0].startswith(_PACKAGE)]
+    kept = []
+    for file, line, function in (outside or known)[:50]:
+        inside = file.startswith(here) and "site-packages" not in file
+        name = file[len(here) :] if inside else os.path.basename(file)
+        kept.append(f"{name}:{line} {function}"[-200:])
+    return Stack(tuple(kept))

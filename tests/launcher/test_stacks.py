@@ -1,0 +1,138 @@
+"""Python stacks of processes, by py-spy and by the signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpidist.communicator.stack_signal import SIGNAL
+from mpidist.launcher import stacks
+from mpidist.launcher.program import RANK_PROGRAM
+
+PROGRAM = """
+import time, threading, sys
+def inner():
+    print("there", flush=True)
+    {}
+def other():
+    time.sleep(60)
+for _ in range(3):
+    threading.Thread(target=other, daemon=True).start()
+inner()
+"""
+SLEEPS = {
+    "sleep": "time.sleep(60)",
+    "python": "[0 for _ in iter(int, 1)]",
+    "compiled": "sum(range(10**12))",
+    "re": "__import__('re').match('(a+)+b', 'a' * 60)",
+    "lock": "one = threading.Lock(); one.acquire(); one.acquire()",
+    "pipe": "sys.stdin.read()",
+}
+here = Path(sys.executable).with_name("py-spy")
+needs_spy = pytest.mark.skipif(not here.exists(), reason="needs py-spy")
+
+
+class Started:
+    """A rank's program, which has come to what it waits in."""
+
+    def __init__(self, tmp_path, line, *runner):
+        (tmp_path / "program.py").write_text(PROGRAM.format(line))
+        command = [sys.executable, *runner, str(tmp_path / "program.py")]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert self.process.stdout.readline() == "there\n"
+        time.sleep(0.05)
+
+    def __enter__(self):
+        return self.process.pid
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def without_spy(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def check(pid):
+    frames = stacks.stacks([pid])[pid].frames
+    assert frames[-1] == "program.py:10 <module>" and "program.py:5 inner" in frames[:-1], frames
+
+
+@pytest.mark.parametrize("line", SLEEPS.values(), ids=SLEEPS.keys())
+def test_by_signal(tmp_path, request, line):
+    with Started(tmp_path, line, RANK_PROGRAM) as pid:
+        request.getfixturevalue("without_spy")
+        check(pid)
+        check(pid)  # the second text, not the first again
+
+
+@needs_spy
+@pytest.mark.parametrize("line", SLEEPS.values(), ids=SLEEPS.keys())
+def test_by_py_spy(tmp_path, line):
+    """Also of a stopped process, and of a program that mpidist did not start."""
+    with Started(tmp_path, line) as pid:
+        check(pid)
+        os.kill(pid, signal.SIGSTOP)
+        check(pid)
+
+
+def test_stopped(tmp_path, request):
+    with Started(tmp_path, SLEEPS["sleep"], RANK_PROGRAM) as pid:
+        request.getfixturevalue("without_spy")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        assert stacks.stacks([pid])[pid].why.startswith("stopped; py-spy can read it")
+        pending = Path(f"/proc/{pid}/status").read_text()
+        assert "SigPnd:\t0000000000000000" in pending and "ShdPnd:\t0000000000000000" in pending
+
+
+def test_process_without_a_handler_gets_no_signal(request):
+    child = subprocess.Popen(["sleep", "60"])
+    request.getfixturevalue("without_spy")
+    try:
+        (stack,) = stacks.stacks([child.pid]).values()
+        assert stack == stacks.Stack(why="not a Python program of mpidist run")
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_of_many_processes_in_time(tmp_path, without_spy):
+    own = [os.getpid()]
+    begun = time.monotonic()
+    assert stacks.stacks(own * 3).keys() == set(own)
+    assert time.monotonic() - begun < 2 * stacks.WITHIN
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("", stacks.Stack(why="the process did not answer: it may be inside the kernel")),
+        (
+            'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n\n'
+            'Current thread 0x02 (most recent call first):\n  File "/a/b.py", line 7 in <lambda>\n'
+            '  File "<frozen runpy>", line 88 in _run_code\n  File "/a/main.py", line ?? in g h\n',
+            stacks.Stack(("b.py:7 <lambda>", "main.py:?? g h")),
+        ),
+        (
+            'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n...\n',
+            stacks.Stack(why="the process has more than 100 threads"),
+        ),
+    ],
+)
+def test_parsed(text, stack):
+    assert stacks.parsed(text) == stack
+
+
+def test_signal_is_free():
+    """Neither Python nor the C library uses it."""
+    assert signal.SIGRTMIN < SIGNAL < signal.SIGRTMAX
