@@ -194,13 +194,29 @@ class DeadlockError(CommunicationError):
 class RankFailed(CommunicationError):
     """Another rank ended with an exception, or was killed.
 
+    ``comm.survivors()`` returns a communicator of the other ranks, where the launch allows it.
+
     Attributes
     ----------
+    ranks : tuple of int
+        The lost ranks that are known so far, in order; empty if none is.
+    reasons : dict of int to str
+        How each of them ended, where that is known: "on node3 was killed by signal 9 (SIGKILL)".
     echo : bool
         Whether this error only follows from an error that another rank has raised itself.
     """
 
     echo = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: Iterable[int] = (),
+        reasons: Mapping[int, str] = MappingProxyType({}),
+    ):
+        super().__init__(message)
+        self.ranks, self.reasons = tuple(sorted(ranks)), dict(reasons)
 
 
 def wrong_length(rank: int, expected: int, peer: int, sent: int) -> CollectiveMismatch:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -125,6 +125,17 @@ class Native(Protocol):
         """Return functions to call before, the library's non-blocking call, functions after it."""
 
 
+class Notice(NamedTuple):
+    """Why an operation will not complete: a text, and whether ranks made different calls.
+
+    `lost` is the rank that is dead; None if none is.
+    """
+
+    text: str
+    mismatch: bool = False
+    lost: int | None = None
+
+
 class AbsentRanks(Protocol):
     """Interface of the roll call, which exchanges the state of operations with other nodes.
 
@@ -154,17 +165,11 @@ class AbsentRanks(Protocol):
     def tell(self, sequence: int, fingerprint: int, text: str) -> None:
         """Send the ranks of other nodes fingerprint and text of this rank's operation."""
 
-    def notify(self, sequence: int, text: str, mismatch: bool) -> None:
-        """Send the ranks of other nodes the reason why operation `sequence` will not complete.
+    def notify(self, sequence: int, notice: Notice) -> None:
+        """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
 
-        `mismatch` is whether the reason is a mismatch.
-        """
-
-    def notices(self, sequence: int) -> dict[int, tuple[str, bool]]:
-        """Return, by rank, received reasons why an operation up to `sequence` cannot complete.
-
-        They are those given to :meth:`notify`, and whether they are mismatches.
-        """
+    def notices(self, sequence: int) -> dict[int, Notice]:
+        """Return, by rank, received reasons why an operation up to `sequence` cannot complete."""
 
     def answer(self) -> None:
         """Answer the questions that have arrived, and record the arrived answers and notices."""
@@ -325,6 +330,10 @@ class Backend(Protocol):
         """
         return error
 
+    def lost(self) -> Mapping[int, str]:
+        """Return the ranks known to be dead, and how each of them ended; by default none."""
+        return {}
+
     def close(self) -> None:
         """Free the backend's resources; collective.  By default nothing is done."""
         return None
@@ -333,7 +342,7 @@ class Backend(Protocol):
 DEFAULTS = (
     *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
-    *("subgroup", "irecv_short_any", "iprobe", "track"),
+    *("subgroup", "irecv_short_any", "iprobe", "track", "lost"),
 )
 """The members of :class:`Backend` that have a default."""
 

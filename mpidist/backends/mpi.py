@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch, CommunicationError, Unsupported
+from ..errors import CollectiveMismatch, CommunicationError, RankFailed, Unsupported
 from . import memory_file, rendezvous
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
+from .liveness import FAULT_TOLERANT, Liveness, failed
 from .mpi_messages import (
     MpiAnyShortRequest,
     MpiRequest,
@@ -52,6 +54,26 @@ def _mapped() -> set[str]:
     except OSError:
         return set()
     return {path for path in paths if not path.endswith(" (deleted)")}
+
+
+LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+KNOWN_WITHIN = 0.3  # seconds from an error by a loss until the library tells which rank is lost
+
+
+def tolerates_faults(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether MPI was started so that it outlives a lost rank: Open MPI, with ULFM."""
+    asked = environ.get(FAULT_TOLERANT, "").lower() in ("1", "true", "yes", "t", "y")
+    vendor, version = MPI.get_vendor()
+    return asked and vendor == "Open MPI" and version[0] >= 5
+
+
+def _process_space() -> tuple[int, int]:
+    """Return what processes share that know each other by the same process numbers."""
+    try:
+        space = os.stat("/proc/self/ns/pid")
+    except OSError:
+        return 0, os.getpid()  # then none does
+    return space.st_dev, space.st_ino
 
 
 _HYDRA = "MPI_LOCALNRANKS"  # set by MPICH's own launcher, on this machine and in SLURM
@@ -132,6 +154,8 @@ class MpiBackend(Backend):
         Asks the ranks of other nodes which operations they have reached; None if there are none.
     alike : bool
         Whether all ranks announced the same operation in the last ``arrive`` between nodes.
+    liveness : Liveness or None
+        Tells which ranks of this node are dead; None if there are no others.
     track : Track or None
         Records the operations in this process's flight record, if it has one.
     waiting_line : callable
@@ -155,18 +179,22 @@ class MpiBackend(Backend):
         self.tag_limit = int(limit) if limit else 32767
         self.roll_call: RollCall | None = None
         self.track: Track | None = None
+        self.liveness: Liveness | None = None
         cores_here = os.sched_getaffinity(0)
         # Until the ranks and cores of this node are known.
         self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
         if callable(hosts):
             hosts = hosts(self)
         first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
-        self.board, firsts, cores = self._make_board(first)  # and notes `shares_memory`
+        self.board, firsts, cores, pids = self._make_board(first)  # and notes `shares_memory`
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         if absent:  # on one rank, thus on all: either all boards are shared, or none
             tag = tags_of(self.tag_limit).roll_call
             self.roll_call = RollCall(self.comm, tag, absent, self.board)
+
+        if len(pids) > 1:
+            self.liveness = Liveness(self.rank, pids, self.board.has_left)
 
         def crowded(ranks: Sequence[int]) -> bool:
             return len(ranks) > len(set().union(*(cores[r] for r in ranks)))
@@ -212,19 +240,21 @@ class MpiBackend(Backend):
         """
         return rendezvous.everyone(self, value, lambda test: self.wait(test, None))
 
-    def _make_board(self, first: int) -> tuple[Board, tuple[int, ...], tuple[set[int], ...]]:
+    def _make_board(
+        self, first: int
+    ) -> tuple[Board, tuple[int, ...], tuple[set[int], ...], dict[int, int]]:
         """Create the arrival board that the ranks of this node share; collective.
 
-        Return it, the lowest rank on each rank's node, and the cores available to each rank.  If
-        the ranks of any node cannot share memory, only this rank is on the board.  `first` is the
-        lowest rank on this node.
+        Return it, the lowest rank on each rank's node, the cores available to each rank, and the
+        process numbers, by rank, of those on the board.  If the ranks of any node cannot share
+        memory, only this rank is on the board.  `first` is the lowest rank on this node.
         """
         length = bytes_needed(self.size)
         cannot = (MemoryError, OSError, ValueError, OverflowError)
         # For each kind of file two exchanges, in which all ranks take part, whatever failed:
         #
-        #     a node's first rank creates ─▶ 1: (first, cores, name) ─▶ all attach ─▶ 2: attached?
-        #     failed: the name is None                                  failed: no
+        #     a node's first rank creates ─▶ 1: (first, cores, name …) ─▶ all attach ─▶ 2: attached?
+        #     failed: the name is None                                    failed: no
         #
         # After the second one the file's name may go: each rank has mapped it, or never will.  If
         # one could not, all try the next kind: else ranks would wait on different boards.
@@ -233,8 +263,9 @@ class MpiBackend(Backend):
             if self.rank == first:
                 with suppress(*cannot):
                     mine = memory_file.create(length, "board", kind)
-            facts = self.everyone((first, os.sched_getaffinity(0), mine))
-            firsts, cores, made = zip(*facts)
+            process = os.getpid(), _process_space()
+            facts = self.everyone((first, os.sched_getaffinity(0), mine, process))
+            firsts, cores, made, processes = zip(*facts)
             if made[first] is not None:
                 with suppress(*cannot):
                     mapping = memory_file.attach(made[first], length)
@@ -245,10 +276,12 @@ class MpiBackend(Backend):
                 break
         # Ranks that share a host name need not share a file system.
         if mapping is None or not everywhere:
-            return Board(private_words(self.size), self.rank, [self.rank]), firsts, cores
+            return Board(private_words(self.size), self.rank, [self.rank]), firsts, cores, {}
         self.shares_memory = True
         here = [r for r in range(self.size) if firsts[r] == first]
-        return Board(mapping.data.cast("q"), self.rank, here, mapping), firsts, cores
+        # In a container of its own a rank would take another process for this one.
+        pids = {r: processes[r][0] for r in here if processes[r][1] == process[1]}
+        return Board(mapping.data.cast("q"), self.rank, here, mapping), firsts, cores, pids
 
     def isend(self, data: np.ndarray, peer: int, tag: int) -> Request:
         """Begin to send a contiguous array."""
@@ -302,11 +335,15 @@ class MpiBackend(Backend):
             self.track.wait(self.waiting_line())
 
     def _nudge(self) -> None:
-        """Call MPI so that pending messages advance: reading flags in memory does not do that.
+        """Look for dead ranks, and call MPI so that pending messages advance.
+
+        Reading flags in memory does not do that.
 
         Otherwise a large message that this rank has sent might never advance while this rank waits
         for the receiver, which needs the message before it can arrive.
         """
+        if self.liveness is not None:
+            self.liveness.check()
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def _meanwhile(self, progress: Progress) -> Progress:
@@ -341,7 +378,9 @@ class MpiBackend(Backend):
         if self._arriving is None or self._arriving[0] != sequence:  # else continue a wait
             self._arriving = (sequence, self._arrival(0).start(self.board.fingerprint(sequence)))
         arrival = self._arriving[1]
-        if not poll(arrival.test, deadline, self._meanwhile(progress), lasts=self._lasts):
+        look = None if self.liveness is None else self.liveness.check
+        meanwhile = self._meanwhile(progress)
+        if not poll(arrival.test, deadline, meanwhile, nudge=look, lasts=self._lasts):
             return False
         if self.track is not None and self.track.waits:
             self.track.go_on()
@@ -405,10 +444,41 @@ class MpiBackend(Backend):
                 f"rank {self.rank}: a message is longer than expected: the ranks disagree on "
                 "the array's length; MPIDIST_DEBUG=1 shows each rank's call site"
             )
+        elif reasons := self._lost_by(error):
+            translated = failed(self.rank, reasons)
+        elif tolerates_faults() and error.Get_error_class() == MPI.ERR_REVOKED:
+            translated = RankFailed(
+                f"rank {self.rank}: another rank has left the communicator, because a rank is lost"
+            )
         else:
             translated = CommunicationError(f"rank {self.rank}: MPI reports: {error}")
         translated.__cause__ = error
         return translated
+
+    def lost(self) -> dict[int, str]:
+        """Return the ranks known to be dead, and how each of them ended."""
+        lost = {} if self.liveness is None else dict(self.liveness.look())
+        if tolerates_faults() and not MPI.Is_finalized():
+            group, dead = self.comm.Get_group(), self.comm.Get_failed()
+            for rank in dead.Translate_ranks(None, group):
+                lost.setdefault(rank, "has ended")
+            for used in (group, dead):
+                used.Free()
+        return lost
+
+    def _lost_by(self, error: MPI.Exception) -> dict[int, str]:
+        """Return the dead ranks by which MPI may have come to an error."""
+        lost = self.lost()
+        if tolerates_faults():
+            # Other classes may stand for a loss too: that of some statuses, "other" of a barrier.
+            seconds = KNOWN_WITHIN if error.Get_error_class() in LOSSES else KNOWN_WITHIN / 10
+            until = time.monotonic() + seconds
+            while not lost and time.monotonic() < until:
+                with suppress(MPI.Exception):  # it makes progress, by which the library learns more
+                    self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+                time.sleep(1e-3)
+                lost = self.lost()
+        return lost
 
     def close(self) -> None:
         """Free the communicator; collective."""
@@ -416,6 +486,7 @@ class MpiBackend(Backend):
             self._arrivals.clear()
             drain(self.comm, tags_of(self.tag_limit).last)
             self.comm.Free()
+            self.liveness = None  # which has files open
 
     def abort(self, code: int) -> None:
         """End the job on all ranks.

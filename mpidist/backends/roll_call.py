@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from mpi4py import MPI
 
+from .base import Notice
 from .board import HISTORY, Board
 from .record import Record
 
@@ -22,7 +24,7 @@ class Word(NamedTuple):
     """A question, answer or notice about one operation.
 
     `text` describes the operation; in a notice it is the reason why the operation cannot complete,
-    and the fingerprint is 0 if that is a mismatch.
+    and the fingerprint is 0 if that is a mismatch, 2 + r if it is the loss of rank r.
     """
 
     sequence: int
@@ -125,16 +127,19 @@ class RollCall:
         for rank in self.absent:
             self._send(rank, _ANSWER, Word(sequence, fingerprint, text))
 
-    def notify(self, sequence: int, text: str, mismatch: bool) -> None:
+    def notify(self, sequence: int, notice: Notice) -> None:
         """Send the ranks of other nodes the reason why operation `sequence` will not complete."""
+        why = 0 if notice.mismatch else 1 if notice.lost is None else 2 + notice.lost
         for rank in self.absent:
-            self._send(rank, _NOTICE, Word(sequence, 0 if mismatch else 1, text))
+            with suppress(MPI.Exception):  # this one may be lost, too
+                self._send(rank, _NOTICE, Word(sequence, why, notice.text))
 
-    def notices(self, sequence: int) -> dict[int, tuple[str, bool]]:
-        """Return, by rank, the received reasons, and whether each is a mismatch."""
+    def notices(self, sequence: int) -> dict[int, Notice]:
+        """Return, by rank, the received reasons why an operation cannot complete."""
         return {
-            rank: (word.text, word.fingerprint == 0)
+            rank: Notice(word.text, word.fingerprint == 0, lost if lost >= 0 else None)
             for rank, word in self._notices.items()
+            for lost in (word.fingerprint - 2,)
             if word.sequence <= sequence
         }
 

@@ -333,7 +333,8 @@ class SimulatedBackend(Backend):
         failed = {r: why for r, why in group.gone.items() if why != "finished"}
         if failed:
             reasons = "; ".join(f"rank {r}: {why}" for r, why in sorted(failed.items()))
-            error = RankFailed(f"rank {self.rank} waits for ranks that have failed: {reasons}")
+            text = f"rank {self.rank} waits for ranks that have failed: {reasons}"
+            error = RankFailed(text, ranks=failed)
             error.echo = True
             raise error
         ended = ", ".join(map(str, sorted(group.gone))) or "none"

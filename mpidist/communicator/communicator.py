@@ -1106,7 +1106,10 @@ class Communicator:
         with self._door:
             # Within the deadline, which MPI's own call has not.
             self._messages.meet(members, tag)
-            made = self._backend.subgroup(members, tag)
+            try:
+                made = self._backend.subgroup(members, tag)
+            except Exception as error:
+                raise self._messages.ended(error, "create_group", None) from error.__cause__
             self._splits[tuple(members)] += 1
             return self._of(made, f".{self._splits[tuple(members)]}{tuple(members)}", debug)
 

@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..arguments import one_of
 from ..backends import flight, recorder
 from ..backends.board import Board
+from ..backends.liveness import FAULT_TOLERANT
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
 from ..engine.work import UNSET
-from ..errors import CommunicatorBroken, ConfigError, InvalidArgument, LaunchError, MpidistError
+from ..errors import (
+    CommunicatorBroken,
+    ConfigError,
+    InvalidArgument,
+    LaunchError,
+    MpidistError,
+    RankFailed,
+)
 from ..selection.config import CollectiveConfig, misspelt, switch
 from ..selection.tuning import TuningTable
 from ..shared_memory.compiled import least_bytes
@@ -73,6 +81,7 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
 log = logging.getLogger("mpidist")
 LEVELS = ("single", "funneled", "serialized", "multiple")
 LEAVE_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
+LAUNCHER_ENDS_WITHIN = 0.5  # seconds
 _default: Communicator | None = None
 
 
@@ -262,6 +271,9 @@ def started() -> Communicator | None:
 def start_mpi(thread_level: str) -> Any:
     """Import mpi4py's MPI, which starts it with this thread level, if it is known."""
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
+    # With mpirun --with-ft: else MPI_Finalize now and then waits for ever for a rank that is lost.
+    if FAULT_TOLERANT in os.environ:
+        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
@@ -360,6 +372,7 @@ def _end_together() -> None:
         if comm is None or comm.size == 1 or forked_from():
             previous(kind, error, trace)
             return
+        _let_launcher_end(error, comm.broken)
         failure = describe(kind, error, trace, os.environ)
         if not hand_over(failure):
             # What another hook keeps to print later (torch.distributed puts the rank in front of
@@ -372,6 +385,14 @@ def _end_together() -> None:
 
     sys.excepthook = hook
     atexit.register(_leave)
+
+
+def _let_launcher_end(error: BaseException, broken: str | None) -> None:
+    """Give the launcher time to end this rank, if it fails only because another one is lost."""
+    # Most launchers do so within milliseconds, as after an exception on the other rank: then what
+    # this rank has to say would only hide what that one said.
+    if isinstance(error, RankFailed) or RankFailed.__name__ in (broken or ""):
+        time.sleep(LAUNCHER_ENDS_WITHIN)
 
 
 def _has_file(stream: Any) -> bool:
@@ -397,6 +418,7 @@ def _leave() -> None:
     recorder.end(flight.FAILED)
     # The program may have caught the error, and ends without a word: mpidist run tells it then.
     error = CommunicatorBroken(f"rank {comm.rank}: {comm.broken}")
+    _let_launcher_end(error, comm.broken)
     if not hand_over(describe(type(error), error, None, os.environ)):
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()

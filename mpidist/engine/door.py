@@ -27,7 +27,7 @@ from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..errors import CommunicatorBroken, CommunicatorInUse
+from ..errors import CommunicatorBroken, CommunicatorInUse, RankFailed
 from .call_site import PACKAGE, WITHIN
 
 _LOOKS = 20  # for the caller inside, before another one is refused without its name
@@ -66,6 +66,7 @@ class Door:
     def __init__(self, rank: int):
         self._rank = rank
         self.broken: str | None = None  # why nobody may enter any more
+        self.loss: RankFailed | None = None  # the error, if that is the loss of a rank
         self._tokens = [_Token(self)]
         self.take, self.put = self._tokens.pop, self._tokens.append
         self._held: _Token | None = None  # by the caller in ``with door:``
@@ -76,16 +77,22 @@ class Door:
         _watch_forks()  # only once there is something to protect: the import installs nothing
         _doors.add(self)
 
-    def close(self, reason: str) -> None:
-        """Let nobody enter from now on, for the latest `reason`, in a forked child for the fork."""
+    def close(self, reason: str, loss: RankFailed | None = None) -> None:
+        """Let nobody enter from now on, for the latest `reason`, in a forked child for the fork.
+
+        `loss` is the error if the reason is the loss of a rank.
+        """
         if not self.forked:
-            self.broken = reason
+            self.broken, self.loss = reason, loss
             self._tokens.clear()
 
     def check(self) -> None:
-        """Raise `CommunicatorBroken`, with the reason, if the door was closed."""
+        """Raise `CommunicatorBroken` if the door was closed, or `RankFailed` if by a loss."""
         if self.broken is not None:
-            raise CommunicatorBroken(f"rank {self._rank}: {self.broken}") from None
+            text, loss = f"rank {self._rank}: {self.broken}", self.loss
+            if loss is not None:
+                raise RankFailed(text, ranks=loss.ranks, reasons=loss.reasons) from None
+            raise CommunicatorBroken(text) from None
 
     def __enter__(self) -> None:
         try:

@@ -125,6 +125,14 @@ class PointToPoint:
         wire = self.wire_tag(kind, tag)
         self.sequencer.check_usable()
         sweep(self._works)
+        try:
+            return self._posted(data, form, peer, wire, readable)
+        except Exception as error:  # MPI knows at once that the peer is dead
+            raise self.ended(error, _send_text(peer), data) from error.__cause__
+
+    def _posted(
+        self, data: np.ndarray, form: Form, peer: int, wire: int, readable: bool
+    ) -> Callable[[], bool]:
         backend = self.backend
         if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
             content = form.head + data.tobytes() if form.nbytes else form.head
@@ -170,7 +178,12 @@ class PointToPoint:
     def _first(self, peer: int | None, wire: int) -> Any:
         """Post the receive of a header from `peer` (None: from any rank); return the request."""
         backend = self.backend
-        return backend.irecv_short_any(wire) if peer is None else backend.irecv_short(peer, wire)
+        try:
+            if peer is None:
+                return backend.irecv_short_any(wire)
+            return backend.irecv_short(peer, wire)
+        except Exception as error:
+            raise self.ended(error, _recv_text(peer), None) from error.__cause__
 
     def _receive(
         self, room: Room, form: Form | None, peer: int | None, tag: int, wire: int, timeout: Any
@@ -283,7 +296,10 @@ class PointToPoint:
             raise self.place.wrong(f"kind={kind!r}: expected 'array' or 'object'")
         peer, wire = self.source(peer, allow_self=True), self.wire_tag(kind, tag)
         self.sequencer.check_usable()
-        return self.backend.iprobe(peer, wire)
+        try:
+            return self.backend.iprobe(peer, wire)
+        except Exception as error:
+            raise self.ended(error, "iprobe", None) from error.__cause__
 
     def meet(self, ranks: Sequence[int], tag: Any) -> None:
         """Wait until all of `ranks` have called this method, by messages; `tag` as in a send."""
@@ -329,7 +345,7 @@ class PointToPoint:
             try:
                 return test()
             except Exception as error:
-                raise self.backend.translate(error) from error.__cause__
+                raise self.ended(error, describe(peer), test) from error.__cause__
 
         sequencer = self.sequencer
         return Work(polled, wait, end, self._works, sender, door=sequencer.door)
@@ -347,7 +363,7 @@ class PointToPoint:
             if test():  # as most messages are complete by now, nothing is prepared for a wait
                 return
         except Exception as error:
-            raise self.backend.translate(error) from error.__cause__
+            raise self.ended(error, describe(subject), test) from error.__cause__
         left: set[int] = set()
 
         def alarm() -> None:
@@ -357,9 +373,8 @@ class PointToPoint:
             left.update(now)
             if gone and not test():
                 reason = "; ".join(map(self.backend.board.describe, gone))
-                raise RankFailed(
-                    f"rank {self.place.rank}: {describe(subject)} cannot complete: {reason}"
-                )
+                text = f"rank {self.place.rank}: {describe(subject)} cannot complete: {reason}"
+                raise RankFailed(text, ranks=gone)
 
         track = self.backend.track
         if track is not None:  # a message has no number: only a wait for it is recorded
@@ -367,13 +382,21 @@ class PointToPoint:
         try:
             if not sequencer.engine.wait(test, sequencer.deadline(timeout), alarm):
                 raise sequencer.timed_out(describe(subject), None, "", timeout)
-        except (CollectiveTimeout, RankFailed) as error:
-            raise sequencer.broke(error, describe(subject), None, test) from error.__cause__
         except Exception as error:
-            raise self.backend.translate(error) from error.__cause__
+            raise self.ended(error, describe(subject), test) from error.__cause__
         finally:
             if track is not None:
                 track.awaited = None
+
+    def ended(self, error: Exception, what: str, memory: object) -> BaseException:
+        """Return the error to raise for a message that failed; a lost rank breaks the communicator.
+
+        So does a passed deadline; after other errors it stays usable.
+        """
+        ours = self.backend.translate(error)
+        if isinstance(ours, (CollectiveTimeout, RankFailed)):
+            return self.sequencer.broke(ours, what, None, memory)
+        return ours
 
     def _gone(self, subject: Any) -> list[int]:
         """Return the ranks of this node that have left, of those that a wait is for.

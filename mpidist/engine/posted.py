@@ -36,7 +36,11 @@ class PostedMessages:
         if checked:
             test = messages.post(data, messages.form(_BYTE, (data.nbytes,)), peer, tag, "posted")
         else:
-            test = self._backend.isend(data, peer, wire).test
+            try:
+                test = self._backend.isend(data, peer, wire).test
+            except Exception as error:  # MPI knows at once that the peer is dead
+                what = f"post_send to rank {peer}"
+                raise messages.ended(error, what, data) from error.__cause__
         return PostedMessage(self, test, False, data, peer, tag)
 
     def post_recv(self, out: Any, peer: Any, tag: Any, checked: bool) -> PostedMessage:
@@ -46,15 +50,24 @@ class PostedMessages:
             data = self._contiguous(as_output(out, self._place.rank), "out")
         elif out.dtype.hasobject:
             as_output(out, self._place.rank)  # raises
+        try:
+            test = self._receive(data, peer, tag, wire, checked)
+        except Exception as error:
+            what = f"post_recv from rank {peer}"
+            raise messages.ended(error, what, data) from error.__cause__
+        return PostedMessage(self, test, True, data, peer, tag)
+
+    def _receive(
+        self, data: np.ndarray, peer: Any, tag: Any, wire: int, checked: bool
+    ) -> Callable[[], bool]:
         if checked:
+            messages = self._messages
             first, room = self._backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
             form = messages.form(_BYTE, (data.nbytes,))
             arrival = Run(messages.take(first, room, form, peer, tag))
             messages.arrivals.add(arrival)
-            test = arrival.test
-        else:
-            test = self._backend.irecv(data, peer, wire).test
-        return PostedMessage(self, test, True, data, peer, tag)
+            return arrival.test
+        return self._backend.irecv(data, peer, wire).test
 
     def _wire(self, peer: Any, tag: Any) -> int:
         """Check peer and tag of a posted message; return the tag that the backend uses for it."""
@@ -113,7 +126,7 @@ class PostedMessages:
 
     def translated(self, error: Exception, message: PostedMessage) -> BaseException:
         """Return an error of the backend as mpidist's, with rank, peer and tag of the message."""
-        ours = self._backend.translate(error)
+        ours = self._messages.ended(error, message.describe(), message)
         if not isinstance(ours, CollectiveMismatch):
             return ours
         rank = self._place.rank

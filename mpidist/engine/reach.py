@@ -94,7 +94,8 @@ class Far:
             except OSError as error:
                 raise RankFailed(
                     f"rank {rank}: rank {key[0]} has left in the middle of the operation, or has "
-                    f"freed its array: {error.strerror}"
+                    f"freed its array: {error.strerror}",
+                    ranks=(key[0],),
                 ) from error
 
         return action

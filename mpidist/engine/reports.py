@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..backends.base import Backend
+from ..backends.base import Backend, Notice
 from ..backends.board import HISTORY, fence
 from ..backends.flight import fingerprint_of
 from ..backends.greeting import late_greetings_of
+from ..backends.liveness import failed
 from ..errors import CollectiveMismatch, CollectiveTimeout, CommunicatorBroken, RankFailed
 from ..measure import plural
 
@@ -52,12 +53,14 @@ class Reports:
         left = board.left(sequence)
         if left:
             reason = "; ".join(board.describe(r) for r in left)
-            raise RankFailed(f"rank {rank}: collective #{sequence} cannot complete: {reason}")
+            text = f"rank {rank}: collective #{sequence} cannot complete: {reason}"
+            raise RankFailed(text, ranks=left)
         gone = [r for r in self._behind() if board.has_left(r)]
         if gone:
             raise RankFailed(
                 f"rank {rank}: collective #{sequence} cannot complete: rank "
-                f"{', '.join(map(str, gone))} has left in the middle of the operation"
+                f"{', '.join(map(str, gone))} has left in the middle of the operation",
+                ranks=gone,
             )
         operation = board.texts.get(board.fingerprint(sequence))
         if sequence and operation is not None:
@@ -91,12 +94,14 @@ class Reports:
             return
         late_greetings_of(self._backend).look()
         roll_call.ask(sequence)
-        for rank, (reason, mismatch) in roll_call.notices(sequence).items():
-            kind = CollectiveMismatch if mismatch else CommunicatorBroken
-            raise kind(
+        for rank, notice in roll_call.notices(sequence).items():
+            text = (
                 f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "
-                f"rank {rank} reports: {reason}"
+                f"rank {rank} reports: {notice.text}"
             )
+            if notice.lost is not None:
+                raise RankFailed(text, ranks=(notice.lost,))
+            raise (CollectiveMismatch if notice.mismatch else CommunicatorBroken)(text)
         other = roll_call.mismatches(sequence, self._backend.board.fingerprint(sequence))
         if other:
             raise self.mismatch(sequence, operation, other)
@@ -119,7 +124,8 @@ class Reports:
         After a passed deadline the board tells the ranks of this node that arrive later: they would
         hang in a native call.  After a mismatch a message tells the ranks of other nodes; those of
         this node find it by their own comparison.  Where a message or a queued call failed, which
-        has no number (None), both tell that this rank begins no further operation.
+        has no number (None), both tell that this rank begins no further operation.  After the loss
+        of a rank a message tells those of other nodes which one it is.
 
         `elsewhere` is whether MPI may be called, to tell other nodes.
         """
@@ -130,8 +136,9 @@ class Reports:
             self._backend.board.give_up(sequence)
         elif isinstance(error, CollectiveTimeout) and error.sequence is not None:
             self._backend.board.give_up(error.sequence)
-        if self._roll_call is not None and elsewhere and (mismatch or later):
-            self._roll_call.notify(sequence, str(error), mismatch)
+        lost = error.ranks[0] if isinstance(error, RankFailed) and error.ranks else None
+        if self._roll_call is not None and elsewhere and (mismatch or later or lost is not None):
+            self._roll_call.notify(sequence, Notice(str(error), mismatch, lost))
 
     def check_first(self, sequence: int, operation: str, fingerprint: int) -> None:
         """Raise CollectiveMismatch before the first message, if a rank announced another call.
@@ -162,6 +169,8 @@ class Reports:
     def _check_given_up(self, sequence: int, operation: str, ranks: Sequence[int]) -> None:
         """Raise CommunicatorBroken if one of `ranks` gave the operation up, or never begins it."""
         given_up = self._backend.board.given_up(sequence, ranks)
+        if given_up and (lost := self._backend.lost()):
+            raise failed(self._backend.rank, lost)  # which they have left for
         if given_up:
             raise CommunicatorBroken(
                 f"rank {self._backend.rank}: {operation} (collective #{sequence}) cannot complete: "

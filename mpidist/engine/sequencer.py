@@ -19,6 +19,7 @@ from ..backends import rendezvous
 from ..backends.base import Backend
 from ..backends.board import private_words
 from ..backends.flight import ARRIVED, ENDED
+from ..backends.liveness import failed
 from ..backends.program import Action, Program, library_call
 from ..backends.recorder import Track
 from ..errors import (
@@ -27,6 +28,7 @@ from ..errors import (
     CommunicatorBroken,
     InvalidArgument,
     MpidistError,
+    RankFailed,
 )
 from ..shared_memory import compiled
 from ..shared_memory.steps import Steps, WordAddresses, announcing
@@ -37,6 +39,7 @@ from .run import Engine
 from .watchdog import WATCHDOG
 from .work import UNSET, keep
 
+KNOWN_WITHIN = 0.03  # seconds from a rank's loss until the system tells how it ended
 Serve = Callable[[int], Any]
 """Serves an operation, or a part of it; argument: the operation's number."""
 Made = Callable[[Callable[[], Any], Callable[[Any], object]], Callable[[], None]]
@@ -457,7 +460,10 @@ class Sequencer:
         return self.door.broken
 
     def check_usable(self) -> None:
-        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed."""
+        """Raise `CommunicatorBroken`, with the reason, if the communicator is broken or freed.
+
+        If it is broken by the loss of a rank, raise `RankFailed`.
+        """
         self.door.check()
 
     def free(self) -> None:
@@ -483,17 +489,33 @@ class Sequencer:
         It is raised ``from error.__cause__``: the traceback shows one error and its cause, and not
         the one from which it was translated.
         """
-        known = self.broken is not None and isinstance(error, CommunicatorBroken)
+        known = self.broken is not None and isinstance(error, (CommunicatorBroken, RankFailed))
         if known or getattr(error, "harmless", False):
             return error
         self.inside = 0
         self.engine.abandon()
         keep(memory)
         error = self.backend.translate(error)
-        self.reports.notify(sequence, error, elsewhere)
         number = "" if sequence is None else f" (collective #{sequence})"
+        loss = None
+        if isinstance(error, RankFailed):
+            error = loss = self._lost_in(error, f"{operation}{number}")
+        self.reports.notify(sequence, error, elsewhere)
         self.door.close(
             f"the communicator is broken since {operation}{number} ended with "
-            f"{type(error).__name__}: {error}; create a new one"
+            f"{type(error).__name__}: {error}; create a new one",
+            loss,
         )
         return error
+
+    def _lost_in(self, error: RankFailed, operation: str) -> RankFailed:
+        """Return the error with the operation, and with what the system knows of the lost ranks."""
+        reasons, until = {**error.reasons, **self.backend.lost()}, time.monotonic() + KNOWN_WITHIN
+        while error.ranks and not reasons and time.monotonic() < until:
+            time.sleep(1e-3)  # its memory is gone a moment before the process has ended
+            reasons = dict(self.backend.lost())
+        if not reasons or operation in str(error):
+            return error
+        named = failed(self.backend.rank, reasons, operation)
+        named.__cause__ = error.__cause__
+        return named

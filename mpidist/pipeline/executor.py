@@ -336,7 +336,8 @@ class PipelineExecutor:
         if found.own is not None:
             raise found.own
         rank, text = next(iter(found.errors.items()))
-        error = RankFailed(f"rank {rank} ended its part of the step with {text}")
+        text = f"rank {rank} ended its part of the step with {text}"
+        error = RankFailed(text, ranks=(rank,))
         error.echo = True  # of an error on another rank, whose own traceback says more
         raise error
 

@@ -413,8 +413,9 @@ def leaves(algorithm):
     if comm.rank == 1:
         sys.exit(3)
     call = partial(comm.allreduce, x, out=x, algorithm=algorithm)
-    expect(RankFailed, call, f"rank {comm.rank}:", "rank 1 not arrived", "has left")
-    expect(CommunicatorBroken, comm.barrier, "broken since allreduce")
+    lost = expect(RankFailed, call, f"rank {comm.rank}:", "rank 1 not arrived", "has left")
+    again = expect(RankFailed, comm.barrier, "broken since allreduce")
+    assert lost.ranks == again.ranks == (1,)
     say(comm, "named")
     stay((0, 2), "named")
 
