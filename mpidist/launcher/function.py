@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from .. import arguments
-from ..errors import LaunchError, MpidistError, unpicklable
+from ..errors import LaunchError, MpidistError, RankFailed, unpicklable
 from ..measure import plural
 from .allocation import SlurmAllocation, kill_wait, whole_job
 from .job import JobOptions, check_not_nested, make_launch, monitors, own_environment
@@ -187,21 +187,24 @@ def _results(folder: Path, ranks: int, told: str, last_lines: str) -> list[Any]:
     If results are missing without an error, the LaunchError quotes what was `told` of a rank's end
     and the `last_lines` of the output.
     """
-    failed = sorted(folder.glob("error-*"), key=lambda path: path.stat().st_mtime_ns)
-    if failed:
-        rank = failed[0].name.partition("-")[2]
-        error = pickle.loads(failed[0].read_bytes())  # of processes that this one started
+    # Written by processes that this one started.
+    paths = sorted(folder.glob("error-*"), key=lambda path: path.stat().st_mtime_ns)
+    errors = {int(path.name.partition("-")[2]): pickle.loads(path.read_bytes()) for path in paths}
+    results = {rank: folder / f"result-{rank}" for rank in range(ranks)}
+    missing = [rank for rank, path in results.items() if rank not in errors and not path.exists()]
+    # That another rank is lost is no rank's own failure.
+    own = [rank for rank, error in errors.items() if not isinstance(error, RankFailed)]
+    if own or (errors and not missing):
+        rank = (own or list(errors))[0]
         if sys.version_info >= (3, 11):
-            error.add_note(f"on rank {rank} of {ranks}")
-        raise error
-    paths = [folder / f"result-{rank}" for rank in range(ranks)]
-    missing = [rank for rank, path in enumerate(paths) if not path.exists()]
+            errors[rank].add_note(f"on rank {rank} of {ranks}")
+        raise errors[rank]
     if missing:
         raise LaunchError(
             f"run: {plural(len(missing), 'rank')} {', '.join(map(str, missing))} of {ranks} "
             f"left no result{told and f': {told}'}; last lines:\n{last_lines}"
         )
-    return [pickle.loads(path.read_bytes()) for path in paths]
+    return [pickle.loads(path.read_bytes()) for path in results.values()]
 
 
 def main(folder: Path) -> None:
