@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
+from ..errors import InvalidArgument
 from ..foreign import shown
 from ..measure import counted
 from .console import examples
@@ -50,7 +51,10 @@ def flight_command(job: str | None, last: int | None, listed: bool) -> None:
         if job is not None or last is not None:
             raise click.UsageError("--list: not with a job or --last")
         for path in jobs():
-            found = Job(path)
+            try:
+                found = Job(path)
+            except InvalidArgument:  # it has just ended well
+                continue
             alive = sum(record.alive for record in found.records)
             program = found.records[0].program if found.records else ""
             ranks = f"{len(found.records)} of {counted(found.ranks, 'rank')}"

@@ -82,14 +82,18 @@ class Job:
             raise InvalidArgument(
                 f"{path}: {error.strerror}: expected a folder of flight records"
             ) from None
+        if not files:
+            raise InvalidArgument(f"{path} has no flight records: expected a folder of them")
+        known = set()
         for file in files:
+            known.add(int(file.name.partition("-")[2].partition(".")[0]))
             try:
                 self.records.append(read(file))
             except ValueError as error:
                 self.refused.append(str(error))
         self.records.sort(key=lambda record: (record.rank, record.path))
         self.ranks = max((record.size for record in self.records), default=0)
-        self.absent = sorted(set(range(self.ranks)) - {record.rank for record in self.records})
+        self.absent = sorted(set(range(self.ranks)) - known)
 
     def crashed(self, rank: int) -> bool:
         """Return whether a rank's process is gone, and did not end as a Python program does."""
@@ -141,13 +145,15 @@ class Job:
         """Return what the records do not tell."""
         lines = list(self.refused)
         hosts: dict[str, list[int]] = defaultdict(list)
-        here = socket.gethostname()
         for rank in self.absent:
-            hosts[self._hosts.get(rank, here)].append(rank)
+            hosts[self._hosts.get(rank, "")].append(rank)
         for host, ranks in hosts.items():
-            where = f"on {host}, " if host != here else "on another node, if there was one: "
-            where += f"mpidist flight {self._command} there" if host != here else "each has its own"
-            lines.append(f"{ranks_listed(ranks)}: no record here; {where}")
+            where = f"here; on {host}, mpidist flight {self._command} there"
+            if not host:
+                where = "here: on another node, which has its own, or without room for one"
+            elif host == socket.gethostname():
+                where = "of this job: without room for one, or not yet started"
+            lines.append(f"{ranks_listed(ranks)}: no record {where}")
         for record in self.records:
             if record.torn and not record.alive:
                 entries = "an entry is" if record.torn == 1 else f"{record.torn} entries are"
@@ -276,7 +282,9 @@ def place(record: FlightRecord) -> tuple[str, int, str]:
         return where, last.time, ""
     site = _brief(waiting.site)
     if waiting.awaited:
-        site += f" for {waiting.awaited} ({waiting.name})"
+        site += f" for {waiting.awaited}"
+    if waiting.awaited or waiting is not track:  # of another thread, or after a missed deadline
+        site += f" ({waiting.name})"
     return where, waiting.since, site
 
 

@@ -110,11 +110,14 @@ def test_flight(tmp_path, monkeypatch):
         first, *lines = call("flight", *words).splitlines()
         assert first.startswith("job a-job: ")
         assert lines[0].startswith("rank 1: running; in world #3 broadcast root=0 3 x int8 (3 B), ")
-        assert lines[1].startswith("rank 0: no record here; ")
+        assert lines[1].startswith("rank 0: no record here: ")
     *_, head, second, third = call("flight", "--last", "2").splitlines()
     assert head == "rank 1, 3 operations begun:"
     assert "world     #2 broadcast" in second and "world     #3 broadcast" in third
     assert call("flight", "--list").startswith("a-job  1 of 2 ranks, 1 running  ")
+    ended = recorder.job.parent / "ended"
+    monkeypatch.setattr("mpidist.launcher.flight.jobs", lambda: [ended, recorder.job])
+    assert call("flight", "--list").startswith("a-job  ")  # the other has just gone
     assert "--list: not with a job" in call("flight", "a-job", "--list", status=2)
     assert "'b-job': expected a folder" in call("flight", "b-job", status=2)
     parameter = next(each for each in flight_command.params if each.name == "job")

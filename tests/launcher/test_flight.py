@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -184,6 +185,20 @@ def test_wait_for_a_message(tmp_path):
     )
 
 
+def test_line_that_waits_in_another_thread(tmp_path):
+    path, (rank,) = job_of(tmp_path, 1)
+    rank.group([0], "world.1:0")
+    rank.begin("split", ends=False)
+    rank.tracks["world"][0].wait("/a/train.py:41")
+    (line,) = report(path)
+    assert line.startswith("rank 0: running; in world #1 split, waiting since ")
+    assert line.endswith(" in /a/train.py:41")
+    rank.begin("barrier", "world.1:0")
+    (line,) = report(path)
+    assert line.startswith("rank 0: running; after world.1:0 #1 barrier, waiting since ")
+    assert line.endswith(" in /a/train.py:41 (world)")
+
+
 def test_alike_ranks_have_no_divergence(tmp_path):
     path, ranks = job_of(tmp_path, 3)
     for rank in ranks:
@@ -205,6 +220,12 @@ def test_gaps_are_said(tmp_path):
     found = Job(path, hosts={3: "n2", 4: "n2", 5: "n2"}).lines()
     assert any("rank-1." in line and "has version 9" in line for line in found)
     assert f"ranks 3-5: no record here; on n2, mpidist flight {path} there" in found
+    here = Job(path, hosts={3: socket.gethostname()}).lines()
+    assert "rank 3: no record of this job: without room for one, or not yet started" in here
+    assert (
+        "ranks 4-5: no record here: on another node, which has its own, or without room for one"
+        in here
+    )
     assert "rank 0: 2 communicators had no room in the record" in found
     assert "rank 2: an entry is left out: written at its end, or by two threads at once" in found
     assert "rank 2: killed or crashed; no operation begun" in found
@@ -234,6 +255,8 @@ def test_find(tmp_path, monkeypatch):
         flight.find("no")
     with pytest.raises(InvalidArgument, match="No such file"):
         Job(tmp_path / "none")
+    with pytest.raises(InvalidArgument, match="logs has no flight records: expected"):
+        Job(tmp_path / "flights" / "logs")
 
 
 PROGRAM = """
