@@ -19,6 +19,7 @@ from ..backends.board import Board
 from ..backends.liveness import FAULT_TOLERANT
 from ..engine.calibration import from_environment as calibrate_from_environment
 from ..engine.door import forked_from
+from ..engine.watchdog import WATCHDOG
 from ..engine.work import UNSET
 from ..errors import (
     CommunicatorBroken,
@@ -41,6 +42,7 @@ from .launcher_notes import (
     SLURM,
     STARTED,
     STARTING,
+    ask_roll_call,
     give_back_signal,
     hand_over,
     send_note,
@@ -149,6 +151,7 @@ def init(
             "MPI cannot be used in it; start processes by spawn or forkserver, or by mpidist run"
         )
     stack_signal.register()
+    WATCHDOG.before_end = ask_roll_call
     mpi = start_mpi(thread_level or "multiple")
     world = mpi.COMM_WORLD if comm is None else comm
     rank, size = world.Get_rank(), world.Get_size()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from ..backends.base import Backend
@@ -35,6 +36,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
+        self.before_end: Callable[[], object] = lambda: None  # called before the job is ended
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._seen: dict[int, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
@@ -87,6 +89,7 @@ class Watchdog:
         )
         sys.stderr.write(f"{error}; the job ends\n")
         sys.stderr.flush()
+        self.before_end()
         if threads:
             sequencer.backend.abort(1)
         # Every launcher notices death by a signal; a mere exit leaves the other ranks hanging.

@@ -9,15 +9,12 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..backends.flight import process_started
 from ..communicator.launcher_notes import AT_ONCE, NOTES, receive_note
 from ..foreign import typed
+from .movement import Movement
 from .ranks import RankState, Report, Reports, Seen
-
-if TYPE_CHECKING:
-    from .roll_call import Movement
 
 
 class Notes(Reports):
@@ -83,8 +80,6 @@ class Notes(Reports):
         if note.flight is not None:
             self._folders[note.rank] = note.flight
             if self.roll_call:
-                from .roll_call import Movement  # here: mpidist run --help starts fast
-
                 self._movements[note.rank] = Movement(note.flight, pid, self.roll_call)
         code = note.exit if note.failure is None else 1  # nobody reports another one
         self._new.append((self._known[note.rank], replace(note, exit=code, status=None)))

@@ -48,25 +48,17 @@ PR_SET_PDEATHSIG = 1
 DO_NOT_KILL = b"."  # to the guard: any byte; without one the pipe ends when this process is killed
 
 
-def load_notes() -> ModuleType:
-    """Load communicator/launcher_notes.py without its package."""
-    path = Path(__file__).parents[1] / "communicator" / "launcher_notes.py"
-    spec = importlib.util.spec_from_file_location("_mpidist_launcher_notes", path)
+def load(room: str, name: str) -> ModuleType:
+    """Load a module of a room of mpidist without its package."""
+    path = Path(__file__).parents[1] / room / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"_mpidist_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-notes = load_notes()
-
-
-def roll_call() -> ModuleType:
-    """Return the module roll_call.py of the package, which is imported now: few jobs need it."""
-    folder = str(Path(__file__).parents[2])
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module("mpidist.launcher.roll_call")
+notes, movement = load("communicator", "launcher_notes"), load("launcher", "movement")
 
 
 def connect(address: str) -> socket.socket | None:
@@ -145,7 +137,8 @@ class RankProcess:
         An exception is also written to the rank's log, and printed if it cannot be forwarded: the
         program itself does not print it.
         """
-        facts = {name: note[name] for name in ("mpi", "failure", "exit", "flight") if name in note}
+        told = "mpi", "failure", "exit", "flight", "late"
+        facts = {name: note[name] for name in told if name in note}
         failure = note.get("failure")
         text = str(failure.get("text", "")) if isinstance(failure, dict) else ""
         with contextlib.suppress(OSError):
@@ -181,19 +174,22 @@ class RankProcess:
             return
         pid = self.child.pid
         try:
-            (seen,) = roll_call().look({pid: self.flight})
+            sys.path.append(str(Path(__file__).parents[2]))
+            # The package is imported when the first question comes: few jobs hang.
+            look = importlib.import_module("mpidist.launcher.roll_call").look
+            (seen,) = look({pid: self.flight})
             self.report(seen=vars(seen))
         except Exception as error:  # the monitor goes on
             self.report(seen={"pid": pid, "why": f"{type(error).__name__}: {error}"})
 
     def watch_record(self, pid: int) -> None:
         """Report when the flight record of a process ceases to move, and when it moves again."""
-        movement, before = roll_call().Movement(self.flight, pid, self.roll_call), None
-        while (still := movement.still()) is not None:
+        record, before = movement.Movement(self.flight, pid, self.roll_call), None
+        while (still := record.still()) is not None:
             if still is not before:
                 self.report(still=still)
             before = still
-            time.sleep(movement.pause)
+            time.sleep(record.pause)
 
     def send(self, number: int, _: object = None) -> None:
         """Send a signal to the program's process group.

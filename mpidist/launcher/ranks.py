@@ -83,6 +83,11 @@ class Seen:
     why: str = ""  # there are no frames
     workers: list[str] = field(default_factory=list)  # its children that use the processor
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it does not run: stopped by a signal or a debugger, or gone."""
+        return self.state[:1] not in ("R", "S", "D", "I")
+
 
 @dataclass
 class Report:
@@ -96,6 +101,7 @@ class Report:
     exit: int | None = None  # exit code that a Python program announces before its end
     status: int | None = None  # exit status, which only a monitor knows
     flight: str | None = None  # folder of its flight record
+    late: bool | None = None  # whether it waits for a roll call, as a deadline has passed
     still: bool | None = None  # as in RankState
     seen: Seen | None = None  # the answer to a roll call
 

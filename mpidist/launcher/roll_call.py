@@ -11,9 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from ..backends.flight import RING_AT, FlightRecord, read
+from ..backends.flight import FlightRecord, read
 from ..communicator.launcher_notes import OF_MPI, launched_rank
 from ..communicator.stack_signal import stack_file
 from ..errors import InvalidArgument
@@ -40,19 +41,21 @@ def look(ranks: Mapping[int, str]) -> list[Seen]:
     families_of = {pid: below(pid, children) for pid in programs.values()}
     everybody = [pid for family in families_of.values() for pid in family]
     begun, before = time.monotonic(), {pid: _ticks(pid) for pid in everybody}
-    found = stacks(list(programs.values()))
-    time.sleep(max(0.0, begun + SAMPLE - time.monotonic()))
-    share = 100 / _TICKS / (time.monotonic() - begun)
-    cpu = {pid: max(0, _ticks(pid) - before[pid]) * share for pid in everybody}
+    states = {pid: _state(pid) for pid in everybody}
     seen = []
     for given, folder in ranks.items():
         pid = programs[given]
         call, since = _call(Path(folder), pid) if folder else ("", "")
-        workers = [each for each in families_of[pid][1:] if cpu[each] >= BUSY]
-        one = Seen(pid, _state(pid), cpu[pid], _memory(pid), call, since, why=found[pid].why)
-        one.frames = list(found[pid].frames)
-        one.workers = [f"{each} ({_name(each)}) {cpu[each]:.0f} % CPU" for each in workers[:8]]
-        seen.append(one)
+        seen.append(Seen(pid, states[pid], 0, _memory(pid), call, since))
+    found = stacks(list(programs.values()))
+    time.sleep(max(0.0, begun + SAMPLE - time.monotonic()))
+    share = 100 / _TICKS / (time.monotonic() - begun)
+    cpu = {pid: max(0, _ticks(pid) - before[pid]) * share for pid in everybody}
+    for one in seen:
+        one.cpu, one.frames, one.why = cpu[one.pid], list(found[one.pid].frames), found[one.pid].why
+        busy = (p for p in families_of[one.pid][1:] if cpu[p] >= BUSY or states[p] == "R")
+        texts = (f"{p} ({_name(p)}): state {states[p]}, {cpu[p]:.0f} % CPU" for p in busy)
+        one.workers = list(islice(texts, 8))
     return seen
 
 
@@ -100,42 +103,29 @@ def called(wanted: str | None) -> list[str]:
     return [head, *job.divergences(), *lines(seen, {}), *last]
 
 
-class Movement:
-    """Tells whether the flight record of a process has moved lately."""
-
-    def __init__(self, folder: str, pid: int, seconds: float):
-        self.pause = min(5.0, seconds / 5)  # between two looks
-        self._files, self._seconds = list(Path(folder).glob(f"rank-*.{pid}")), seconds
-        self._last, self._since = b"", time.monotonic()
-
-    def still(self) -> bool | None:
-        """Return whether the record has not moved for some seconds; None if it is gone."""
-        try:
-            with open(self._files[0], "rb") as file:
-                text = file.read(RING_AT)  # numbers of operations, lines that wait
-        except (OSError, IndexError):
-            return None
-        if text != self._last:
-            self._last, self._since = text, time.monotonic()
-        return time.monotonic() >= self._since + self._seconds
-
-
 def lines(seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> list[str]:
     """Return where ranks are: two lines for each group of ranks in one call with one stack.
 
     The smallest group comes first.  `hosts` has the hosts of ranks that are to be named.
     """
-    by_call: dict[str, dict[tuple[str, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+    Stacks = dict[tuple[str, ...], list[int]]
+    by_call: dict[tuple[bool, str], Stacks] = defaultdict(lambda: defaultdict(list))
     for rank, one in seen.items():
-        by_call[one.call][tuple(one.frames)].append(rank)
+        by_call[one.stopped, one.call][tuple(one.frames)].append(rank)
     groups = []
     for of_call in by_call.values():
         # A rank without a stack, which has raised an exception, is in the same call as the others.
         bare = of_call.pop((), [])
-        most = max(of_call.values(), key=len, default=None)
-        groups += [*of_call.values()]
-        (groups.append(bare) if most is None else most.extend(bare)) if bare else None
-    groups.sort(key=lambda group: (len(group), seen[group[0]].call.startswith("in "), min(group)))
+        others = list(of_call.values())
+        if others:
+            max(others, key=len).extend(bare)
+        groups += others or [bare]
+
+    def order(group: list[int]) -> tuple[int, bool, int]:
+        one = seen[group[0]]
+        return len(group), one.call.startswith("in ") and not one.stopped, min(group)
+
+    groups.sort(key=order)
     found = []
     for group in groups[:GROUPS]:
         found += _described(sorted(group), seen, hosts)

@@ -18,7 +18,7 @@ from ..communicator.launcher_notes import handles
 from ..communicator.stack_signal import SIGNAL, stack_file
 from .processes import stat
 
-WITHIN = 0.6  # seconds for the stacks of all processes
+WITHIN = 0.6  # seconds for the stacks of all processes, in equal parts for both ways
 _SETTLED = 0.03  # seconds without more text: faulthandler does not mark the end
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -39,10 +39,10 @@ def stacks(pids: Sequence[int]) -> dict[int, Stack]:
     """Return the stacks of Python processes, within 0.6 s."""
     # py-spy disturbs nothing, and reads a stopped process too.  The signal interrupts a C function
     # that sleeps, so it is the second choice.
-    until = time.monotonic() + WITHIN
-    found = _by_spy(pids, until)
+    begun = time.monotonic()
+    found = _by_spy(pids, begun + WITHIN / 2)
     rest = [pid for pid in pids if pid not in found]
-    return found | _by_signal(rest, max(until, time.monotonic() + WITHIN / 3))
+    return found | _by_signal(rest, begun + WITHIN)
 
 
 def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:

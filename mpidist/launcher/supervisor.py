@@ -94,6 +94,7 @@ class RollCall:
     """A roll call that is going on."""
 
     why: str
+    late: bool  # whether a deadline has passed, and the job ends
     begun: float
     answers: dict[int, Seen | None]  # by rank; None before the answer
 
@@ -211,9 +212,10 @@ class Supervisor:
         if report.failure is not None:
             with contextlib.suppress(KeyError):  # not the description of an exception
                 self.failures.add(rank.number, rank.host, report.failure)
-                if report.failure["kind"] == CollectiveTimeout.__name__ and not self._told_roll:
-                    self._told_roll = True  # its process waits for a second: see hand_over()
-                    self._call_roll(f"{CollectiveTimeout.__name__} on rank {rank.number}")
+                timeout = report.failure["kind"] == CollectiveTimeout.__name__
+                report.late = report.late or timeout
+        if report.late and not self._told_roll:  # its process waits for a second
+            self._call_roll(f"a deadline has passed on rank {rank.number}", late=True)
         if report.still is not None:
             rank.still = report.still
         if report.seen is not None and self._roll is not None:
@@ -363,11 +365,11 @@ class Supervisor:
             self._call_roll(f"no rank has moved for {self.reports.roll_call:g} s")
         self._told_still = still
 
-    def _call_roll(self, why: str) -> None:
+    def _call_roll(self, why: str, late: bool = False) -> None:
         """Ask every rank where it is, unless that was asked just now."""
         if self._roll is None:
             begun = time.monotonic()
-            self._roll = RollCall(why, begun, self.reports.ask(self._launcher.pid))
+            self._roll = RollCall(why, late, begun, self.reports.ask(self._launcher.pid))
 
     def _print_roll(self) -> None:
         """Print where the ranks are, when all that were asked have answered, or 2 s have passed."""
@@ -386,6 +388,7 @@ class Supervisor:
             for line in job.divergences():
                 say(line)
         for line in lines({r: seen for r, seen in roll.answers.items() if seen}, self._hosts):
+            self._told_roll = self._told_roll or roll.late
             say(line)
         absent: dict[str, list[int]] = {}
         for rank in range(self.ranks):
