@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 from ..errors import ConfigError
 from . import flight, memory_file
@@ -84,8 +85,8 @@ class Track:
 
     `state` has the words of its track, such as ``state[ARRIVED]``; `addresses` are those of the
     number of operations, of the ring and of the track, for compiled code.  `waits` is the wait that
-    is recorded: the operation before it, and its line; None if there is none.  ``awaited()``
-    returns the messages for which the next wait is, if it is for messages.
+    is recorded: the operation before it, and its line; None if there is none.  `awaited` is
+    the messages that are waited for, if any: a function, and its argument, that describes them.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ class Track:
         at = flight.TRACKS_AT + slot * flight.TRACK_BYTES
         self._recorder, self.serial = recorder, serial % flight.SERIALS
         self.waits: tuple[int, str] | None = None
-        self.awaited: Callable[[], str] | None = None
+        self.awaited: tuple[Callable[[Any], str], Any] | None = None
         self._bytes = recorder.memory[at : at + flight.TRACK_BYTES]
         self.state = self._bytes.cast("q")
         start = ctypes.addressof(ctypes.c_char.from_buffer(recorder.memory))
@@ -124,8 +125,9 @@ class Track:
         wait, awaited = (state[BEGUN], site), ""
         if self.waits != wait:  # interrupted to look around, a wait goes on: it is the same one
             if self.awaited is not None:
+                describe, messages = self.awaited
                 with suppress(Exception):  # the user's function
-                    awaited = self.awaited()
+                    awaited = describe(messages)
             state[WAITING] = 0
             _put(self._bytes, flight.SITE_AT, flight.SITE_BYTES, _ending(site, flight.SITE_BYTES))
             _put(self._bytes, flight.AWAITED_AT, flight.AWAITED_BYTES, awaited)

@@ -12,7 +12,6 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -378,7 +377,7 @@ class PointToPoint:
 
         track = self.backend.track
         if track is not None:  # a message has no number: only a wait for it is recorded
-            track.awaited = partial(describe, subject)
+            track.awaited = describe, subject
         try:
             if not sequencer.engine.wait(test, sequencer.deadline(timeout), alarm):
                 raise sequencer.timed_out(describe(subject), None, "", timeout)

@@ -193,12 +193,12 @@ def test_wait(job):
 def test_wait_for_a_message(job):
     made = Recorder(job, 0, 1)
     track = made.track([0], 0)
-    track.awaited = "recv from rank 3".format
+    track.awaited = "recv from rank {}".format, 3
     track.wait("/a/train.py:41")
     assert flight.read(made.path).tracks[0].awaited == "recv from rank 3"
     track.go_on()
     assert flight.read(made.path).tracks[0].awaited == ""
-    track.awaited = {}.popitem  # it raises
+    track.awaited = int, "x"  # it raises
     track.wait("/a/train.py:41")
     (seen,) = flight.read(made.path).tracks
     assert (seen.site, seen.awaited) == ("/a/train.py:41", "")

@@ -176,7 +176,7 @@ def test_wait_for_a_message(tmp_path):
     path, (rank,) = job_of(tmp_path, 1)
     rank.begin("barrier")
     track = rank.tracks["world"][0]
-    track.awaited = lambda: "post_recv of 8 bytes from rank 3 with tag 7"
+    track.awaited = "post_recv of 8 bytes from rank {} with tag 7".format, 3
     track.wait("/a/train.py:41")
     (line,) = report(path)
     assert line.startswith("rank 0: running; after world #1 barrier, waiting since ")
