@@ -323,16 +323,20 @@ class MpiBackend(Backend):
 
     def wait(self, test: Condition, deadline: float | None, progress: Progress = None) -> bool:
         """Wait until ``test()`` is true, calling MPI now and then; False past the deadline."""
-        meanwhile, track = self._meanwhile(progress), self.track
+        meanwhile = self._meanwhile(progress)
         ended = poll(test, deadline, meanwhile, self._looks, self._nudge, self._lasts)
-        if ended and track is not None and track.waits:
-            track.go_on()
-        return ended
+        return ended and self._goes_on()
 
     def _lasts(self) -> None:
         """Record the line of the user's program that waits."""
         if self.track is not None:
             self.track.wait(self.waiting_line())
+
+    def _goes_on(self) -> bool:
+        """Record that a wait has ended well; return True."""
+        if self.track is not None and self.track.waits:
+            self.track.go_on()
+        return True
 
     def _nudge(self) -> None:
         """Look for dead ranks, and call MPI so that pending messages advance.
@@ -373,7 +377,7 @@ class MpiBackend(Backend):
         if len(self.board.ranks) == self.size:
             board = self.board
             if board.spin(sequence, self.patience):
-                return True
+                return self._goes_on()  # a wait that was interrupted to look around
             return self.wait(lambda: board.all_reached(sequence), deadline, progress)
         if self._arriving is None or self._arriving[0] != sequence:  # else continue a wait
             self._arriving = (sequence, self._arrival(0).start(self.board.fingerprint(sequence)))
@@ -382,10 +386,8 @@ class MpiBackend(Backend):
         meanwhile = self._meanwhile(progress)
         if not poll(arrival.test, deadline, meanwhile, nudge=look, lasts=self._lasts):
             return False
-        if self.track is not None and self.track.waits:
-            self.track.go_on()
         self.alike = arrival.alike
-        return True
+        return self._goes_on()
 
     def begin_arrival(self, sequence: int) -> DisseminationArrival:
         """Begin a non-blocking wait for the ranks of all nodes to announce operation `sequence`.

@@ -5,6 +5,7 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.backends import mpi_messages
+from mpidist.backends.flight import WAITING
 from mpidist.backends.mpi import MpiBackend
 from mpidist.testing import check_backend
 from mpidist.topology import pretended_hosts
@@ -98,3 +99,14 @@ def test_groups_that_are_freed_leave_no_buffers(comm):
     for _ in range(20):
         use()
     assert len(mpi_messages._short_buffers) <= before + 2
+
+
+def test_a_wait_that_was_interrupted_is_over_once_all_have_arrived(comm):
+    """Also if they arrive while this rank looks around, and it waits no more."""
+    backend = comm.backend
+    track = backend.track
+    comm.barrier()
+    track.wait("/a/train.py:41")
+    assert backend.arrive(backend.board.reached(comm.rank), None) and track.waits is None
+    assert track.state[WAITING] == 0
+    comm.barrier()
