@@ -20,6 +20,7 @@ from mpidist.launcher.ranks import Seen
 from mpidist.launcher.roll_call import GROUPS, called, lines, look
 from tests.support import processes
 from tests.support.jobs import each_mpi
+from tests.support.minicluster import Cluster, running
 
 PROGRAM = """
 import os, signal, subprocess, sys, threading, time
@@ -147,6 +148,49 @@ def test_hangs(tmp_path, python):
     # The deadline passes: once more, and the exception's traceback follows.
     assert "roll call of 3 ranks: a deadline has passed on rank" in done.output
     assert "hand_over" not in done.output and "failed first: CollectiveTimeout" in done.output
+
+
+LATE = """
+import mpidist, os, sys, time
+def load():
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+comm = mpidist.init()
+if comm.rank == 1:
+    load()
+comm.barrier()
+"""
+
+
+@each_mpi
+def test_on_two_nodes(tmp_path, python):
+    """The monitors look; mpidist run is on a third node, and has no records."""
+    (tmp_path / "late.py").write_text(LATE)
+    (tmp_path / "of_open_mpi").write_text("n1 slots=2\nn2 slots=2\n")
+    (tmp_path / "of_mpich").write_text("n1:2\nn2:2\n")
+    environ = {
+        "PRTE_MCA_prte_default_hostfile": str(tmp_path / "of_open_mpi"),
+        "PRTE_MCA_rmaps_default_mapping_policy": "ppr:2:node",
+        "HYDRA_HOST_FILE": str(tmp_path / "of_mpich"),
+        "MPIDIST_TIMEOUT": "60",
+    }
+    said = []
+
+    def on_line(line):
+        said.append(line.rstrip().removeprefix("mpidist run: "))
+        if said[-1] == "    late.py:9 <module>":
+            (tmp_path / "released").touch()
+
+    with running(Cluster(nodes=2)) as cluster:
+        program = [str(tmp_path / "late.py"), str(tmp_path / "released")]
+        command = [python, "-m", "mpidist", "run", "-q", "--watch", "--roll-call", "1", "-n", "4"]
+        inside = cluster.inside("head", *command, *program)
+        environ = {**cluster.environment(), **environ}
+        done = processes.run(inside, 100, environ, on_line=on_line)
+    assert done.status == 0 and said[0] == "roll call of 4 ranks: no rank has moved for 1 s", said
+    assert re.match(r"rank 1: .*; pid \d+ on n1$", said[1]), said
+    assert re.search(r"     late.py:[45] load < late.py:8 <module>", f" {said[2]}")
+    assert said[3].startswith("ranks 0, 2-3: in world #1 barrier"), said
 
 
 STEPS = """
