@@ -57,12 +57,11 @@ def shared_table() -> str:
     lines += row("collective", "what must be symmetric", '``"auto"`` from', "ranks > cores: from")
     for collective in RULES:
         need = f"``{NEEDS[collective]}``" if collective in NEEDS else "nothing"
-        starts = [
-            _bytes(rule.start)
-            for crowded in (False, True)
-            for rule in RULES[collective]
-            if rule.choose == "symmetric" and rule.at(Place(2, 1, crowded))
-        ]
+        starts = []
+        for crowded in (False, True):
+            rules = [r for r in RULES[collective] if r.at(Place(2, 1, crowded))]
+            found = [r for r in rules if r.choose == "symmetric"]
+            starts += [_bytes(rule.start) for rule in found[:1]]
         if starts:
             lines += row(collective, need, *starts)
     return "\n".join(lines) + "\n"

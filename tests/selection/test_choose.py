@@ -133,6 +133,21 @@ def test_an_executor_that_runs_schedules_is_a_rival():
     assert candidate.why.startswith("cost model: xpmem (as published)")
 
 
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "alltoall", "scan"])
+def test_short_symmetric_calls_go_through_slots(collective):
+    """They meet once there; with more ranks than cores, longer ones too; in the background none."""
+
+    def name(nbytes, staged=None, **facts):
+        call = call_for(nbytes // 4, collective=collective)
+        means = replace(means_of(symmetric=None, staged=staged), **facts)
+        return chosen(None, call, means=means).name
+
+    assert [name(n) for n in (64, 4092, 4096)] == ["staged", "staged", "symmetric"]
+    assert [name(n, crowded=True) for n in (64, 16 << 10)] == ["staged", "staged"]
+    assert name(64 << 10, crowded=True) == "symmetric"
+    assert name(64, "it cannot run in the background") == "symmetric"
+
+
 def test_every_way_is_still_listed():
     names = {candidate.name for candidate in Candidates(call_for(16), MEANS).every()}
     assert {"native", "symmetric", "ring"} <= names
