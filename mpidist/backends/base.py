@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .board import Board
 from .recorder import Track
 from .waiting import SPINS, Condition, Progress
 
+_Made = TypeVar("_Made")
 SHORT_BYTES = 8704  # limit of a short message: 8 KiB of data, and their description
 MAX_MESSAGE_BYTES = 1 << 30  # limit of any message: MPI before 4.0 counts bytes in 32 bits
 
@@ -334,6 +335,26 @@ class Backend(Protocol):
         """Return the ranks known to be dead, and how each of them ended; by default none."""
         return {}
 
+    def notice_losses(self) -> Mapping[int, str]:
+        """Return the dead ranks of this node, and let blocking calls of the library with them end.
+
+        Any thread may call it, also while another one is in such a call.
+        """
+        return {}
+
+    def why_no_survivors(self) -> str | None:
+        """Return why the ranks cannot go on after the loss of one; None if they can."""
+        return f"the {self.name} backend does not go on after the loss of a rank"
+
+    def survivors(self, make: Callable[[Backend], _Made], seconds: float | None) -> _Made:
+        """Return ``make(backend)`` of a backend over the ranks that are alive; collective.
+
+        It is called where :meth:`why_no_survivors` returns None.  `make` may use messages.  If a
+        rank dies meanwhile, it is called again on all others.  `seconds` is the time until the
+        deadline, by which CollectiveTimeout is raised.
+        """
+        raise Unsupported(f"rank {self.rank}: {self.why_no_survivors()}")
+
     def close(self) -> None:
         """Free the backend's resources; collective.  By default nothing is done."""
         return None
@@ -343,6 +364,7 @@ DEFAULTS = (
     *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
     *("subgroup", "irecv_short_any", "iprobe", "track", "lost"),
+    *("why_no_survivors", "survivors", "notice_losses"),
 )
 """The members of :class:`Backend` that have a default."""
 

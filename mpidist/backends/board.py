@@ -16,7 +16,7 @@ from threading import Lock
 from .waiting import spin
 
 _WIDTH = 8  # int64 words per rank: one cache line, so that ranks do not write into each other's
-_PID, _LEFT = 1, 2  # word 0 is the sequence number
+_PID, _LEFT, _RECOVERING = 1, 2, 3  # word 0 is the sequence number
 PRINTS, HISTORY = 4, 4  # words 4 … 7 are the fingerprints of the last four operations
 _GIVEN_UP, _NEVER_BEGUN = -1, -2  # instead of a fingerprint, which all arrivals compare
 
@@ -173,6 +173,15 @@ class Board:
     def has_left(self, rank: int) -> bool:
         """Return whether `rank` has left: its process is exiting, or has exited normally."""
         return bool(self.words[rank * _WIDTH + _LEFT])
+
+    def recover(self) -> None:
+        """Announce that this rank has come to go on without lost ranks, for another time."""
+        self.words[self._at + _RECOVERING] += 1
+
+    def not_recovering(self) -> tuple[int, ...]:
+        """Return the ranks that have not called :meth:`recover` as often as this one."""
+        often = self.words[self._at + _RECOVERING]
+        return tuple(r for r in self.ranks if self.words[r * _WIDTH + _RECOVERING] < often)
 
     def stopped_or_dead(self) -> tuple[str, ...]:
         """Return a text on each rank of the board whose process is stopped, dead or not found."""

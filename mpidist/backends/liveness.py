@@ -30,12 +30,7 @@ _EXIT_CODE_FIELD = 49  # in /proc/PID/stat, behind the name of the program
 class Process:
     """A process of this node, watched until it ends.
 
-    Attributes
-    ----------
-    ended : bool
-        Whether it was seen to have ended.
-    status : int or None
-        Its wait status, once it has ended; None if that is unknown.
+    `status` is its wait status once it has `ended`, None if that is unknown.
     """
 
     __slots__ = ("pid", "ended", "status", "_handle", "_watch", "__weakref__")
@@ -131,23 +126,14 @@ def _watch() -> _Watch:
 
 
 class Liveness:
-    """Tells a rank of a communicator which other ranks of its node are dead.
+    """Tells `rank` of a communicator which other ranks of its node are dead.
 
-    Parameters
-    ----------
-    rank : int
-        This rank.
-    pids : mapping of int to int
-        Process numbers of the ranks of this node, as this process sees them, by rank.
-    has_left : callable
-        Returns whether a rank has said that it leaves: then an end with exit code 0, or one of
-        which nobody knows the exit code, is none of a lost rank.
+    `pids` are the process numbers of the ranks of the node, as this process sees them, by rank.
+    ``has_left(rank)`` returns whether a rank has said that it leaves: then an end with exit code 0,
+    or one of which nobody knows the exit code, is none of a lost rank.
 
-    Attributes
-    ----------
-    lost : dict of int to str
-        The dead ranks that are known so far, and how each ended: "on node3 was killed by signal 9
-        (SIGKILL)".
+    `lost` has the dead ranks that are known so far, and how each ended: "on node3 was killed by
+    signal 9 (SIGKILL)".
     """
 
     def __init__(self, rank: int, pids: Mapping[int, int], has_left: Callable[[int], bool]):

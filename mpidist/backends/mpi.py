@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveMismatch, CommunicationError, RankFailed, Unsupported
-from . import memory_file, rendezvous
+from ..errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicationError,
+    RankFailed,
+    Unsupported,
+)
+from . import memory_file, rendezvous, ulfm
 from .base import MAX_MESSAGE_BYTES, AllOf, Backend, Request, RoundMessage, pieces
 from .board import Board, bytes_needed, private_words
-from .liveness import FAULT_TOLERANT, Liveness, failed
+from .liveness import Liveness, failed
 from .mpi_messages import (
     MpiAnyShortRequest,
     MpiRequest,
@@ -32,6 +41,8 @@ from .roll_call import RollCall
 from .tags import ARRIVALS, SPLIT, of_group, tags_of
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, Condition, Progress, poll
 
+log = logging.getLogger("mpidist")
+_Made = TypeVar("_Made")
 _COMPLETED = AllOf(())
 _BEGINNING = "/dev/shm/mpich_shm_"
 
@@ -54,17 +65,6 @@ def _mapped() -> set[str]:
     except OSError:
         return set()
     return {path for path in paths if not path.endswith(" (deleted)")}
-
-
-LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-KNOWN_WITHIN = 0.3  # seconds from an error by a loss until the library tells which rank is lost
-
-
-def tolerates_faults(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether MPI was started so that it outlives a lost rank: Open MPI, with ULFM."""
-    asked = environ.get(FAULT_TOLERANT, "").lower() in ("1", "true", "yes", "t", "y")
-    vendor, version = MPI.get_vendor()
-    return asked and vendor == "Open MPI" and version[0] >= 5
 
 
 def _process_space() -> tuple[int, int]:
@@ -147,6 +147,12 @@ class MpiBackend(Backend):
         Or a function ``hosts(backend)`` that returns them, or None; messages can be used in it.
     own : bool
         Whether `comm` is used itself, and freed by `close`, instead of a duplicate.
+    generation : int
+        How often the ranks have gone on without lost ones, before this communicator.
+    deadline : float, optional
+        Deadline of the set-up, a time of ``time.monotonic``; by default none.
+    pids : mapping of int to int, optional
+        Process numbers of ranks of this node, by rank, where they are known before the set-up.
 
     Attributes
     ----------
@@ -171,8 +177,12 @@ class MpiBackend(Backend):
         hosts: Sequence[object] | Callable[[MpiBackend], Sequence[object] | None] | None = None,
         *,
         own: bool = False,
+        generation: int = 0,
+        deadline: float | None = None,
+        pids: Mapping[int, int] = MappingProxyType({}),
     ):
         self.comm = comm if own else comm.Dup()
+        self.generation, self._set_up_by = generation, deadline
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # Open MPI sets it on no other communicator
@@ -180,21 +190,25 @@ class MpiBackend(Backend):
         self.roll_call: RollCall | None = None
         self.track: Track | None = None
         self.liveness: Liveness | None = None
+        if pids:
+            self.liveness = Liveness(self.rank, pids, lambda rank: False)
+        self._in_world = self._find_in_world()
+        self._told: set[int] = set()  # the dead ranks of which MPI was told
         cores_here = os.sched_getaffinity(0)
         # Until the ranks and cores of this node are known.
         self._looks = LOOKS_CROWDED if self.size > len(cores_here) else LOOKS
         if callable(hosts):
             hosts = hosts(self)
         first = self._first_here() if hosts is None else hosts.index(hosts[self.rank])
-        self.board, firsts, cores, pids = self._make_board(first)  # and notes `shares_memory`
+        self.board, firsts, cores, self._pids = self._make_board(first)  # notes `shares_memory`
         self.hosts: Sequence[object] = firsts if hosts is None else tuple(hosts)
         absent = sorted(set(range(self.size)) - set(self.board.ranks))
         if absent:  # on one rank, thus on all: either all boards are shared, or none
             tag = tags_of(self.tag_limit).roll_call
             self.roll_call = RollCall(self.comm, tag, absent, self.board)
 
-        if len(pids) > 1:
-            self.liveness = Liveness(self.rank, pids, self.board.has_left)
+        if len(self._pids) > 1:
+            self.liveness = Liveness(self.rank, self._pids, self.board.has_left)
 
         def crowded(ranks: Sequence[int]) -> bool:
             return len(ranks) > len(set().union(*(cores[r] for r in ranks)))
@@ -213,10 +227,11 @@ class MpiBackend(Backend):
         self._vendor, version = MPI.get_vendor()
         self.library = f"{self._vendor} {'.'.join(map(str, version))}"  # as tuning tables name it
         self.waiting_line: Callable[[], str] = str
+        _backends.add(self)
         recorder = current()
-        self.track = None if recorder is None else recorder.track(self._in_world(), self.rank)
+        self.track = None if recorder is None else recorder.track(self._in_world, self.rank)
 
-    def _in_world(self) -> list[int]:
+    def _find_in_world(self) -> list[int]:
         """Return the ranks in COMM_WORLD of all ranks."""
         group, world = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = group.Translate_ranks(None, world)
@@ -234,11 +249,16 @@ class MpiBackend(Backend):
         return first
 
     def everyone(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank; collective, and without a deadline.
+        """Return the values of all ranks, by rank; collective, within the set-up's deadline.
 
         By messages: see :func:`~mpidist.backends.rendezvous.everyone`.
         """
-        return rendezvous.everyone(self, value, lambda test: self.wait(test, None))
+
+        def wait(test: Condition) -> None:
+            if not self.wait(test, self._set_up_by):
+                raise CollectiveTimeout(f"rank {self.rank}: a rank has not come to the set-up")
+
+        return rendezvous.everyone(self, value, wait)
 
     def _make_board(
         self, first: int
@@ -435,7 +455,69 @@ class MpiBackend(Backend):
         made = self.comm.Create_group(part, tag)
         for used in (part, group):
             used.Free()
-        return MpiBackend(made, [self.hosts[r] for r in ranks], own=True)
+        hosts = [self.hosts[r] for r in ranks]
+        return MpiBackend(made, hosts, own=True, generation=self.generation)
+
+    def why_no_survivors(self) -> str | None:
+        """Return why the ranks cannot go on after a loss; None if they can."""
+        return ulfm.why_not()
+
+    def survivors(self, make: Callable[[Backend], _Made], seconds: float | None) -> _Made:
+        """Return ``make(backend)`` of a backend over the ranks that are alive; collective.
+
+        Every communicator of this process is revoked first: a rank in a call of any of them would
+        wait for this one.  What all ranks use then is made until nobody has died meanwhile.
+        """
+        for other in list(_backends):
+            if other.generation <= self.generation:  # not those of who went on already
+                ulfm.revoke(other.comm)
+        self.board.recover()
+        while True:
+            # Nobody comes into the library's call, which has no deadline, before all have come.
+            deadline = None if seconds is None else time.monotonic() + seconds
+            if ulfm.agree(self.comm, True, deadline, self.notice_losses) is None:
+                raise self._late(seconds)
+            comm = ulfm.shrink(self.comm, deadline)
+            made, late = None, None
+            try:
+                made = make(self._over_survivors(comm, deadline))
+            except CollectiveTimeout as error:
+                late = error
+            except (MPI.Exception, CommunicationError) as error:
+                log.debug("another rank was lost while the rest went on: %s", error)
+            if made is None:
+                ulfm.revoke(comm)  # the others wait for this rank in the set-up
+            if late is not None:
+                raise self._late(seconds) from late
+            agreed = ulfm.agree(comm, made is not None, deadline, self.notice_losses)
+            if agreed is None:
+                raise self._late(seconds)
+            if agreed and made is not None:
+                return made
+            ulfm.revoke(comm)
+
+    def _over_survivors(self, comm: MPI.Intracomm, deadline: float | None) -> MpiBackend:
+        """Return a backend over the ranks of a shrunk communicator."""
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        alive, everyone = comm.Get_group(), self.comm.Get_group()
+        ranks = alive.Translate_ranks(None, everyone)
+        for group in (alive, everyone):
+            group.Free()
+        hosts = [self.hosts[r] for r in ranks]
+        pids = {new: self._pids[old] for new, old in enumerate(ranks) if old in self._pids}
+        later = self.generation + 1
+        return MpiBackend(comm, hosts, own=True, generation=later, deadline=deadline, pids=pids)
+
+    def _late(self, seconds: float | None) -> CollectiveTimeout:
+        """Return the error for survivors that have not all come within the deadline."""
+        lost = self.lost()
+        late = tuple(r for r in self.board.not_recovering() if r not in lost)
+        reason = "; ".join(map(self.board.describe, late)) or "a rank hangs, or is on another node"
+        return CollectiveTimeout(
+            f"rank {self.rank}: survivors not finished within {seconds} s: {reason}",
+            collective="survivors",
+            missing=late,
+        )
 
     def translate(self, error: BaseException) -> BaseException:
         """Convert an exception of MPI to one of :mod:`mpidist.errors`; return others as is."""
@@ -448,7 +530,7 @@ class MpiBackend(Backend):
             )
         elif reasons := self._lost_by(error):
             translated = failed(self.rank, reasons)
-        elif tolerates_faults() and error.Get_error_class() == MPI.ERR_REVOKED:
+        elif ulfm.tolerates_faults() and error.Get_error_class() == MPI.ERR_REVOKED:
             translated = RankFailed(
                 f"rank {self.rank}: another rank has left the communicator, because a rank is lost"
             )
@@ -459,22 +541,28 @@ class MpiBackend(Backend):
 
     def lost(self) -> dict[int, str]:
         """Return the ranks known to be dead, and how each of them ended."""
-        lost = {} if self.liveness is None else dict(self.liveness.look())
-        if tolerates_faults() and not MPI.Is_finalized():
-            group, dead = self.comm.Get_group(), self.comm.Get_failed()
-            for rank in dead.Translate_ranks(None, group):
+        lost = self.notice_losses()
+        if ulfm.tolerates_faults() and not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
+            for rank in ulfm.dead_ranks(self.comm):
                 lost.setdefault(rank, "has ended")
-            for used in (group, dead):
-                used.Free()
+        return lost
+
+    def notice_losses(self) -> dict[int, str]:
+        """Return the dead ranks of this node, and tell MPI of them; any thread may call it."""
+        lost = {} if self.liveness is None else dict(self.liveness.look())
+        new = lost.keys() - self._told
+        if new and ulfm.tolerates_faults():
+            self._told |= new
+            ulfm.report(self._in_world[rank] for rank in new)
         return lost
 
     def _lost_by(self, error: MPI.Exception) -> dict[int, str]:
         """Return the dead ranks by which MPI may have come to an error."""
         lost = self.lost()
-        if tolerates_faults():
+        if ulfm.tolerates_faults():
             # Other classes may stand for a loss too: that of some statuses, "other" of a barrier.
-            seconds = KNOWN_WITHIN if error.Get_error_class() in LOSSES else KNOWN_WITHIN / 10
-            until = time.monotonic() + seconds
+            sure = error.Get_error_class() in ulfm.LOSSES
+            until = time.monotonic() + ulfm.KNOWN_WITHIN * (1 if sure else 0.1)
             while not lost and time.monotonic() < until:
                 with suppress(MPI.Exception):  # it makes progress, by which the library learns more
                     self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
@@ -504,6 +592,9 @@ class MpiBackend(Backend):
                 os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGKILL)
         self.comm.Abort(code)
+
+
+_backends: weakref.WeakSet[MpiBackend] = weakref.WeakSet()  # all of this process
 
 
 def describe_library() -> dict[str, Any]:

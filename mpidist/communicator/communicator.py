@@ -28,7 +28,14 @@ from ..engine.posted import PostedMessage, PostedMessages
 from ..engine.programs import Repeated
 from ..engine.service import Service
 from ..engine.work import UNSET, Work
-from ..errors import CommunicationError, InvalidArgument, MpidistError, Unsupported
+from ..errors import (
+    CommunicationError,
+    ConfigError,
+    InvalidArgument,
+    MpidistError,
+    RankFailed,
+    Unsupported,
+)
 from ..gpu.assignment import use_gpu as choose_gpu
 from ..gpu.ipc import NEEDS as DEVICE_NEEDS
 from ..gpu.messages import GpuMessages
@@ -168,6 +175,8 @@ class Communicator:
         The communicators split from this one that are alive.
     traced : Traced or None
         The running trace that records the calls of this communicator.
+    successor : Communicator or None
+        The communicator that :meth:`survivors` has returned.
     """
 
     def __init__(
@@ -206,6 +215,7 @@ class Communicator:
         self.name, self.parts = "world", WeakSet()  # type: str, WeakSet[Communicator]
         self._splits: Counter[tuple[int, ...]] = Counter()  # by all ranks, or by these members
         self.traced: Traced | None = None
+        self.successor: Communicator | None = None
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
@@ -1112,6 +1122,66 @@ class Communicator:
                 raise self._messages.ended(error, "create_group", None) from error.__cause__
             self._splits[tuple(members)] += 1
             return self._of(made, f".{self._splits[tuple(members)]}{tuple(members)}", debug)
+
+    def survivors(self) -> Communicator:
+        """Form a communicator of the ranks that are alive, after `RankFailed`; collective.
+
+        Every rank that is alive must call it, also one that has not met the loss; the first to do
+        so lets the calls of the others raise `RankFailed`, on all communicators of the process.
+        These are of no use afterwards: split the new one.  Data on the lost rank are lost::
+
+            try:
+                step(comm)
+            except mpidist.RankFailed:
+                comm = comm.survivors()
+                ...                         # deal the rows anew, among comm.size ranks
+
+        Of the default communicator, :func:`mpidist.init` returns the new one from then on.
+
+        Returns
+        -------
+        Communicator
+            The new communicator, with the ranks in the same order, and with this one's deadline,
+            settings and calibration.  Settings for a number of ranks that they are no more are
+            dropped, as by :meth:`split`.
+
+        Raises
+        ------
+        Unsupported
+            If this launch does not allow it; the message says what does.
+        CollectiveTimeout
+            If a rank that is alive has not called it within the deadline.
+        """
+        reason = self._backend.why_no_survivors()
+        if reason is not None:
+            raise Unsupported(f"rank {self.rank}: {reason}")
+        sequencer = self._sequencer
+        if sequencer.freed:
+            sequencer.check_usable()
+        if sequencer.broken is None:
+            with self._door:
+                left = RankFailed(f"rank {self.rank} has left the communicator for its survivors")
+                sequencer.broke(left, "survivors", None, elsewhere=False)
+        self._service.programs.clear()
+        if self.traced is not None:
+            self.traced.tracing.detach()
+        made = self._backend.survivors(self._without_lost, self.timeout)
+        self.successor = made
+        return made
+
+    def _without_lost(self, backend: Backend) -> Communicator:
+        """Return a communicator on `backend`, over the ranks that are alive."""
+        config = self.config.replace(timeout=self.timeout)
+        try:
+            config.check_size(backend.size)
+        except ConfigError:
+            config = config.at_level("local")
+        options = {**self._options, **self._calibrated()}
+        made = Communicator(backend, config, debug=self._debug, **options)
+        made.name = f"{self.name}+"
+        if backend.track is not None:
+            backend.track.name(made.name)
+        return made
 
     def _of(self, backend: Backend, name: str, debug: bool | None = None) -> Communicator:
         """Return a communicator on `backend`, over some of the ranks, with this one's options."""

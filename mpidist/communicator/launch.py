@@ -135,7 +135,8 @@ def init(
         mpi4py cannot load an MPI library.
     """
     global _default
-    if _default is not None and _default.broken is None and comm is None:
+    current = started()
+    if current is not None and current.broken is None and comm is None:
         if thread_level is not None:
             check_thread_level(start_mpi(thread_level), thread_level)
         given = (config, segment_bytes, window, debug, tuning, calibrate)
@@ -144,7 +145,7 @@ def init(
                 "init: mpidist is started already: expected no arguments; set comm.timeout, or "
                 "free() the communicator before a start with other settings"
             )
-        return _default
+        return current
     if forked_from():
         raise LaunchError(
             f"init: this process ({os.getpid()}) was forked from {forked_from()}, a rank of a job: "
@@ -263,11 +264,14 @@ def _agree(backend: MpiBackend, settings: Callable[[], _Settings]) -> _Settings:
 
 def get_communicator() -> Communicator:
     """Return the default communicator; start MPI if necessary."""
-    return _default if _default is not None else init()
+    return started() or init()
 
 
 def started() -> Communicator | None:
     """Return the default communicator if it exists, else None."""
+    global _default
+    while _default is not None and _default.successor is not None:
+        _default = _default.successor
     return _default
 
 
@@ -370,7 +374,7 @@ def _end_together() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        comm = _default
+        comm = started()
         recorder.end(flight.FAILED)
         if comm is None or comm.size == 1 or forked_from():
             previous(kind, error, trace)
@@ -411,7 +415,7 @@ def _leave() -> None:
 
     MPI_Finalize would wait forever for unfinished operations.
     """
-    comm = _default
+    comm = started()
     if forked_from():  # the job goes on, without this process
         return
     if comm is not None and comm.broken is None:

@@ -32,7 +32,8 @@ class Watchdog:
     """One thread per process that polls every communicator with native calls.
 
     A native call cannot be cancelled: the library holds the buffers.  So past the deadline the
-    watchdog reports the state of the ranks and ends the job.  Polling costs the call nothing.
+    watchdog reports the state of the ranks and ends the job.  Polling costs the call nothing.  The
+    library is told of ranks that have died: with fault tolerance it lets such a call end.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,8 @@ class Watchdog:
         with self._lock:
             sequencers = list(self._watched)
         for sequencer in sequencers:
+            if sequencer.inside:
+                sequencer.backend.notice_losses()
             if sequencer.timeout is not None:
                 tick = min(tick, sequencer.timeout / 4)
                 self._check(sequencer, sequencer.timeout)

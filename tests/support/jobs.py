@@ -41,11 +41,17 @@ class Job(processes.Finished):
 
 
 def job(
-    python: str, ranks: int, *arguments: str, script: str = "failure_jobs.py", **env: str
+    python: str,
+    ranks: int,
+    *arguments: str,
+    script: str = "failure_jobs.py",
+    options: tuple[str, ...] = (),
+    **env: str,
 ) -> Job:
-    """Run one job to its end, which must come in time."""
+    """Run one job to its end, which must come in time; `options` are of mpiexec."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = processes.mpiexec(ranks, str(HERE / script), *arguments, python=python)
+    command[1:1] = options
     with tempfile.TemporaryDirectory() as folder:
         environment = processes.environment(PYTHONPATH=path, **{failure_jobs.FOLDER: folder}, **env)
         finished = processes.run(command, LIMIT, environment)

@@ -1,0 +1,246 @@
+"""Jobs that lose ranks and go on: under ``mpirun --with-ft ulfm``.
+
+``loss_jobs.py NAME …``: each of its ranks says what it saw (`say` of failure_jobs.py), and
+test_survivors.py reads it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+
+import mpidist
+from mpidist.errors import CollectiveTimeout, RankFailed
+from tests.support.failure_jobs import say
+
+DEADLINE = 30.0  # of every wait: a rank that is not lost comes by then
+N = 1000
+
+
+def die(how="kill"):
+    """End this process, as if by accident."""
+    sys.stdout.flush()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "segv":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # Open MPI's handler prints a stack
+        os.kill(os.getpid(), signal.SIGSEGV)
+    os._exit(int(how.removeprefix("exit")))
+
+
+def later(seconds=0.05):
+    """End this process in a moment, wherever it is then."""
+    timer = threading.Timer(seconds, die)
+    timer.daemon = True
+    timer.start()
+
+
+def right(comm):
+    """Everything works, and gives what it should."""
+    p, r = comm.size, comm.rank
+    x, s = np.full(7, r + 1.0), comm.empty(N)
+    total = p * (p + 1) / 2
+    for algorithm in ("native", "linear", "ring", "auto"):
+        assert (comm.allreduce(x, algorithm=algorithm) == total).all()
+    s[:] = r + 1
+    comm.allreduce(s, out=s)
+    assert (s == total).all()
+    assert comm.allgather_object(r) == list(range(p))
+    half = comm.split(r % 2)
+    assert half.allreduce(1) == half.size
+    half.free()
+    comm.barrier()
+
+
+def again(call):
+    while True:
+        call()
+
+
+def ways(comm):
+    """What a rank may be in when another one is lost, by name."""
+    x, s, right, left = np.ones(N), comm.empty(N), (comm.rank + 1) % comm.size, comm.rank - 1
+    s[:] = 1
+    found = {
+        name: partial(comm.allreduce, x, "max", out=np.empty(N), algorithm=name)
+        for name in ("native", "staged", "single_copy", "ring", "linear")
+    }
+    sub, half = comm.split(0), comm.split(comm.rank % 2)
+    found |= {
+        "large": partial(comm.allreduce, np.ones(500_000), algorithm="ring"),
+        "large native": partial(comm.allreduce, np.ones(500_000), algorithm="native"),
+        "symmetric": partial(comm.allreduce, s, "max", out=s),
+        "background": lambda: comm.iallreduce(x, algorithm="ring").wait(),
+        "native background": lambda: comm.iallreduce(x, algorithm="native").wait(),
+        "symmetric background": lambda: comm.iallreduce(s, "max", out=s).wait(),
+        "barrier": comm.barrier,
+        "broadcast": partial(comm.broadcast, x),
+        "objects": partial(comm.allgather_object, {"rank": comm.rank}),
+        "recv": partial(comm.recv, np.empty(3), left % comm.size),
+        "recv from any": partial(comm.recv, np.empty(3), None),
+        "irecv": lambda: comm.irecv(np.empty(3), right).wait(),
+        "posted": lambda: comm.wait_all([comm.post_recv(np.empty(3), right)]),
+        "sub": partial(sub.allreduce, x),
+        "empty": lambda: comm.empty(10),
+        # Half of the ranks meet the loss in a call among themselves, the other half in the next.
+        "half": lambda: [half.allreduce(x, algorithm="native"), comm.barrier()],
+    }
+    return found
+
+
+def lose(comm, name, victim, how="kill"):
+    """Lose a rank in one of the `ways`; return the communicator of the rest, which is checked."""
+    call = ways(comm)[name]
+    comm.barrier()
+    if comm.rank == victim:
+        later() if how == "kill" else die(how)
+    before, expected = comm.size, [r for r in range(comm.size) if r != victim]
+    try:
+        again(call)
+    except RankFailed as error:
+        # Others may have gone on already, and left a communicator without the lost rank.
+        places = {"half": ((victim,), (victim // 2,))}.get(name, ((victim,),))
+        assert error.ranks in (*places, ()), error
+        if how == "segv":
+            assert "SIGSEGV" in str(error), error
+    rest = comm.survivors()
+    assert (rest.size, rest.rank) == (before - 1, expected.index(comm.rank))
+    assert mpidist.init() is rest and comm.broken and not rest.broken
+    right(rest)
+    say(rest, name)
+    return rest
+
+
+def chain(*names):
+    """Lose the last rank, the first and one in the middle in turn, each in another way."""
+    comm = mpidist.init(timeout=DEADLINE)
+    settings = comm.config
+    for turn, name in enumerate(names):
+        name, _, how = name.partition(":")
+        victim = (comm.size - 1, 0, comm.size // 2)[turn % 3]
+        comm = lose(comm, name.replace("-", " "), victim, how or "kill")
+    assert comm.config == settings and comm.timeout == DEADLINE
+    say(comm, f"left {comm.size}")
+    comm.barrier()  # mpirun counts a rank that ended by an exit code twice, and may end too soon
+
+
+def two_at_once():
+    comm = mpidist.init(timeout=DEADLINE)
+    comm.barrier()
+    if comm.rank in (0, 3):
+        later()
+    try:
+        again(partial(comm.allreduce, np.ones(N), algorithm="ring"))
+    except RankFailed as error:
+        assert {*error.ranks} <= {0, 3}, error
+    rest = comm.survivors()
+    right(rest)
+    say(rest, f"left {rest.size}")
+
+
+def inside_recovery(seconds):
+    """Another rank dies while the rest go on: wherever it is then, its place is left too."""
+    comm = mpidist.init(timeout=DEADLINE)
+    comm.barrier()
+    if comm.rank == 1:
+        later(0.02)
+    try:
+        again(comm.barrier)
+    except RankFailed:
+        pass
+    if comm.rank == 3:
+        later(float(seconds))
+    rest = comm.survivors()
+    while rest.size > comm.size - 2:
+        try:
+            again(rest.barrier)
+        except RankFailed:
+            rest = rest.survivors()
+    right(rest)
+    say(rest, f"left {rest.size}")
+
+
+def of_a_part():
+    """The survivors of a part go on, and those of all: the part of before stays usable."""
+    comm = mpidist.init(timeout=DEADLINE)
+    odd = comm.split(comm.rank % 2)
+    comm.barrier()
+    if comm.rank == 3:
+        die()
+    if comm.rank % 2:
+        try:
+            again(odd.barrier)
+        except RankFailed as error:
+            assert error.ranks == (1,), error
+        mine = odd.survivors()
+        assert mine.size == odd.size - 1
+        right(mine)
+    rest = comm.survivors()
+    right(rest)
+    if comm.rank % 2:
+        right(mine)
+    say(rest, f"left {rest.size}")
+
+
+def one_does_not_come():
+    """A rank that is alive and never calls it: the others name it at the deadline."""
+    comm = mpidist.init(timeout=2.0)
+    comm.barrier()
+    if comm.rank == 1:
+        die()
+    if comm.rank == 2:
+        time.sleep(5.0)
+        os._exit(0)
+    try:
+        again(comm.barrier)
+    except RankFailed as error:
+        assert error.ranks == (1,), error
+    try:
+        comm.survivors()
+    except CollectiveTimeout as error:
+        assert error.missing == (2,) and "survivors" in str(error), error
+        say(comm, "named")
+    time.sleep(3.5)
+    os._exit(0)
+
+
+def many_losses():
+    """Files, mappings and threads of a rank stay as many, however often ranks are lost."""
+    comm = mpidist.init(timeout=DEADLINE)
+    counts = []
+    while comm.size > 2:
+        comm.barrier()
+        if comm.rank == comm.size - 1:
+            die()
+        try:
+            again(comm.barrier)
+        except RankFailed:
+            comm = comm.survivors()
+        right(comm)
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] <= counts[0] + 2, counts
+    say(comm, f"left {comm.size}")
+
+
+def unsupported():
+    comm = mpidist.init(timeout=DEADLINE)
+    try:
+        comm.survivors()
+    except mpidist.Unsupported as error:
+        assert f"rank {comm.rank}: " in str(error) and "mpidist run --survive" in str(error), error
+    else:
+        raise AssertionError("no Unsupported")
+    right(comm)
+    say(comm, "unsupported")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
