@@ -93,6 +93,11 @@ from .options import OUTPUT, Count, Seconds
     "long; 0 for never.",
 )
 @click.option(
+    "--survive",
+    is_flag=True,
+    help="When a rank is lost, let the others go on: see comm.survivors(); Open MPI 5 or later.",
+)
+@click.option(
     "--trace",
     type=OUTPUT,
     metavar="FILE",

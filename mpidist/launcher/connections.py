@@ -71,7 +71,8 @@ class Connections(Reports):
     """The reports of the monitors of all ranks; also sends signals to the ranks.
 
     With `local` all ranks are on this machine: others then cannot connect.  With `label` each line
-    of output begins with its rank; `logs` is a folder for one file of output for each rank.
+    of output begins with its rank; `logs` is a folder for one file of output for each rank.  With
+    `survive` the launcher is to take every end of a rank that failed for a loss.
     """
 
     complete = True
@@ -83,10 +84,11 @@ class Connections(Reports):
         label: bool = False,
         logs: str | None = None,
         roll_call: float = 0,
+        survive: bool = False,
     ) -> None:
         raise_file_limit(ranks)
         super().__init__(ranks, roll_call)
-        self.local, self.label, self.logs = local, label, logs
+        self.local, self.label, self.logs, self.survive = local, label, logs, survive
         self.secret = secrets.token_hex(16)
         self.variables = {SECRET: self.secret}
         self._connections: list[Connection] = []
@@ -106,6 +108,7 @@ class Connections(Reports):
         """Return the command that the launcher starts for each rank: a monitor of `program`."""
         options = ["label"] * self.label + [f"logs={self.logs}"] * bool(self.logs)
         options += [f"roll-call={self.roll_call}"] * bool(self.roll_call)
+        options += ["survive"] * self.survive
         # -I -S: without the user's modules and site-packages, for one starts beside every rank.
         monitor = [sys.executable, "-I", "-S", RANK_PROCESS, self.address, *options]
         return [*monitor, "--", *program]

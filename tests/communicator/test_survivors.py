@@ -1,13 +1,26 @@
 """Ranks are lost, and the rest go on: in every kind of call, one after the other, and several."""
 
+import os
 import sys
 from functools import cache
 
 import pytest
 
 import mpidist
+from mpidist.errors import InvalidArgument
+from mpidist.launcher.job import JobOptions
 from mpidist.launcher.mpi import OPEN_MPI, find_library
-from tests.support.jobs import each_mpi, job, no_memory_left_behind, said
+from tests.support import processes
+from tests.support.jobs import (
+    HERE,
+    LIMIT,
+    PYTHONS,
+    ROOT,
+    each_mpi,
+    job,
+    no_memory_left_behind,
+    said,
+)
 
 # On more ranks than are lost, one in each call; what ends a rank other than SIGKILL behind a colon.
 CHAINS = [
@@ -24,7 +37,7 @@ CHAINS = [
 def tolerant():
     """Whether this MPI can go on after a loss."""
     library = find_library()
-    return library.vendor == OPEN_MPI and int(library.about.split(" v")[1].split(".")[0]) >= 5
+    return library.vendor == OPEN_MPI and library.version >= (5,)
 
 
 def lossy(ranks, *arguments):
@@ -86,3 +99,50 @@ def test_simulated_ranks_cannot():
         return comm.allreduce(1)
 
     assert mpidist.run_simulated(3, program) == [3, 3, 3]
+
+
+def supervised(python, ranks, *arguments):
+    """Run a job of loss_jobs.py by mpidist run --survive; return it and its last line."""
+    command = [python, "-m", "mpidist", "run", "-q", "-n", str(ranks), "--survive"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with no_memory_left_behind():
+        done = processes.run(
+            [*command, str(HERE / "loss_jobs.py"), *arguments],
+            LIMIT,
+            processes.environment(PYTHONPATH=path),
+        )
+    assert not done.timed_out, done.output
+    return done, done.output.strip().splitlines()[-1]
+
+
+def test_job_that_goes_on_has_succeeded():
+    """Also where more ranks end by exit codes than Open MPI's own launcher can count."""
+    if not tolerant():
+        pytest.skip("needs Open MPI")
+    done, last = supervised(sys.executable, 6, "chain", *["ring:exit3"] * 3, "native")
+    assert done.status == 0, done.output
+    assert last.startswith("mpidist run: finished on 2 of 6 ranks: rank 5 on "), last
+    assert last.count(" ended with exit code 3") == 3 and "killed by signal 9 (SIGKILL)" in last
+    assert done.output.count("; the others go on") == 4
+
+
+def test_job_that_does_not_go_on_has_failed():
+    if not tolerant():
+        pytest.skip("needs Open MPI")
+    done, last = supervised(sys.executable, 3, "nobody_goes_on")
+    assert done.status == 128 + 9 and "rank 1 on " in last and "SIGKILL" in last, done.output
+    assert "RankFailed: " in done.output
+
+
+@pytest.mark.parametrize("python", [p for p in PYTHONS.values() if p != sys.executable])
+def test_other_mpis_are_refused_by_name(python):
+    command = [python, "-m", "mpidist", "run", "-n", "2", "--survive", "-c", "pass"]
+    done = processes.run(command, LIMIT, processes.environment())
+    assert done.status == 2 and "--survive: MPICH " in done.output, done.output
+    assert "write a Checkpoint and start the job again" in done.output
+
+
+@pytest.mark.parametrize("options", [{"launcher": "srun"}, {"mpi": "pmix"}])
+def test_srun_is_refused(options):
+    with pytest.raises(InvalidArgument, match="--survive: .* srun ends all ranks"):
+        JobOptions(survive=True, **options).check(object())

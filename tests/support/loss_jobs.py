@@ -230,6 +230,14 @@ def many_losses():
     say(comm, f"left {comm.size}")
 
 
+def nobody_goes_on():
+    comm = mpidist.init(timeout=DEADLINE)
+    comm.barrier()
+    if comm.rank == 1:
+        later()
+    again(comm.barrier)
+
+
 def unsupported():
     comm = mpidist.init(timeout=DEADLINE)
     try:
