@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ..backends.flight import process_started
 from ..communicator.launcher_notes import AT_ONCE, NOTES, receive_note
 from ..foreign import typed
 from .movement import Movement
@@ -63,6 +62,8 @@ class Notes(Reports):
 
     def ask(self, launcher: int) -> dict[int, Seen | None]:
         """Look at the ranks of this host, also at those that have sent no note."""
+        # Here: mpidist run --help starts fast.
+        from ..backends.flight import process_started
         from .roll_call import look, ranks_below
 
         found = {**ranks_below(launcher), **self._pids}
