@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from ..communicator.communicator import Communicator
@@ -50,7 +51,13 @@ class Loader:
         order = self.order
         epoch, position = order.epoch, order.position
         step = order.size * (self.loader.batch_size or 1)
-        for batch in self.loader:
+        # An iterator draws the seed of its workers; the one that began this epoch has drawn it.
+        source = self.loader.generator or torch.default_generator
+        drawn = source.get_state() if position else None
+        batches = iter(self.loader)
+        if drawn is not None:
+            source.set_state(drawn)
+        for batch in batches:
             # The sampler is ahead of the batches by what workers prefetch: its count is replaced.
             position = min(position + step, order.count)
             order.epoch, order.position = epoch, position

@@ -46,3 +46,22 @@ def test_loader():
         sampler = torch.utils.data.RandomSampler(data, **options)
         with pytest.raises(Unsupported, match="rank 0: the loader's RandomSampler takes"):
             shard(make(data, sampler=sampler), rank_of(0, 2))
+
+
+@pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+def test_resumed_epoch_leaves_the_generator_as_it_was():
+    data = torch.utils.data.TensorDataset(torch.arange(12))
+    (whole,) = parts(torch.utils.data.DataLoader(data, batch_size=3), 1)
+    torch.manual_seed(3)
+    states, drawn = [], []
+    for _ in whole:
+        drawn.append(float(torch.rand(())))
+        states.append((whole.state_dict(), torch.get_rng_state()))
+    for _ in whole:
+        drawn.append(float(torch.rand(())))
+    for at, (state, generator) in enumerate(states):
+        (resumed,) = parts(torch.utils.data.DataLoader(data, batch_size=3), 1)
+        resumed.load_state_dict(state)
+        torch.set_rng_state(generator)
+        again = [float(torch.rand(())) for _ in range(2) for _ in resumed]
+        assert again == drawn[at + 1 :]
