@@ -31,7 +31,6 @@ ELSEWHERE = {
         "commands are called as a user does",
     ),
     "communicator/failure": ("engine/test_failures.py", "is what a rank says when it dies"),
-    "communicator/stack_signal": ("launcher/test_stacks.py", "writes what a roll call reads"),
     "communicator/launcher_notes": ("launcher/test_notes.py", "is half of what a launcher reads"),
     "demo/comparison": ("demo/test_training.py", "judges a training"),
     "demo/result": ("demo/test_training.py", "shows a training"),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.communicator.stack_signal import SIGNAL
 from mpidist.launcher import stacks
 from mpidist.launcher.program import RANK_PROGRAM
 
@@ -131,8 +130,3 @@ def test_of_many_processes_in_time(tmp_path, without_spy):
 )
 def test_parsed(text, stack):
     assert stacks.parsed(text) == stack
-
-
-def test_signal_is_free():
-    """Neither Python nor the C library uses it."""
-    assert signal.SIGRTMIN < SIGNAL < signal.SIGRTMAX
