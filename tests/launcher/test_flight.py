@@ -282,6 +282,7 @@ if sys.argv[1] == "well":
 if sys.argv[1] == "suddenly":
     from mpi4py import MPI
     MPI.Finalize()
+    time.sleep(1)  # Hydra may kill the others if a process whose parent it knows ends at once
     os._exit(0)
 time.sleep(600)
 """
@@ -311,7 +312,8 @@ def test_killed_under_mpiexec(program, tmp_path, python):
     found = "\n".join(report(Path(folder) / job))
     assert re.search(BEHIND, found), found
     assert "rank 1: killed or crashed; after world.1:0 #1 barrier" in found
-    assert f"program.py:{LINE}" in found and "(40 B)" in found
+    # The launcher kills them before or after they know why they wait in vain.
+    assert re.search(rf"program.py:{LINE}|ended by an exception", found) and "(40 B)" in found
 
 
 @each_mpi
@@ -325,8 +327,11 @@ def test_run_tells_where_the_ranks_are(program, tmp_path, python, watch):
     assert done.status in (137, 9) and 4 <= len(lines) <= 9, done.output
     assert re.search(BEHIND, lines[0]), lines
     (where,) = (line for line in lines if "run: rank 1: " in line)
-    assert re.search(rf"({KILLED}); after world.1:0 #1 barrier", where)
-    assert re.search(rf"rank 1 on \S+ ({KILLED})$", lines[-1])
+    assert "after world.1:0 #1 barrier" in where
+    # Without monitors nobody knows which of the ranks that Hydra has killed was the first to end.
+    if watch == "--watch" or python == sys.executable:
+        assert re.search(rf"({KILLED}); after world.1:0 #1 barrier", where)
+        assert re.search(rf"rank 1 on \S+ ({KILLED})$", lines[-1])
     assert "more: mpidist flight --last 20 2" in lines[-2]
 
 
