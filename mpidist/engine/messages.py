@@ -124,26 +124,22 @@ class PointToPoint:
         wire = self.wire_tag(kind, tag)
         self.sequencer.check_usable()
         sweep(self._works)
+        backend = self.backend
         try:
-            return self._posted(data, form, peer, wire, readable)
+            if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
+                content = form.head + data.tobytes() if form.nbytes else form.head
+                return backend.isend_short(content, peer, wire).test
+            # The tags of elements take turns, because receivers take messages of different tags in
+            # any order.  0 is for none.  Two messages share one only if `width` long ones (2**20,
+            # or 1,638 with the least limit that MPI allows) were sent after the first, and it is
+            # still pending.
+            self._followed = follows = self._followed % self.width + 1
+            first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
+            wire = self._tags.elements(follows)
+            parts = pieces(flat(data), CHUNK_BYTES)
+            return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)]).test
         except Exception as error:  # MPI knows at once that the peer is dead
             raise self.ended(error, _send_text(peer), data) from error.__cause__
-
-    def _posted(
-        self, data: np.ndarray, form: Form, peer: int, wire: int, readable: bool
-    ) -> Callable[[], bool]:
-        backend = self.backend
-        if form.nbytes <= INLINE_BYTES and (readable or not form.nbytes):
-            content = form.head + data.tobytes() if form.nbytes else form.head
-            return backend.isend_short(content, peer, wire).test
-        # The tags of elements take turns, because receivers take messages of different tags in any
-        # order.  0 is for none.  Two messages share one only if `width` long ones (2**20, or 1,638
-        # with the least limit that MPI allows) were sent after the first, and it is still pending.
-        self._followed = follows = self._followed % self.width + 1
-        first = backend.isend_short(_head(form.nbytes, follows, form.text), peer, wire)
-        wire = self._tags.elements(follows)
-        parts = pieces(flat(data), CHUNK_BYTES)
-        return AllOf([first, *(backend.isend(part, peer, wire) for part in parts)]).test
 
     def recv(self, out: Any, peer: Any, tag: Any, timeout: Any = UNSET) -> Any:
         """Receive into `out`, which must have the dtype and shape of the message."""

@@ -51,23 +51,18 @@ class PostedMessages:
         elif out.dtype.hasobject:
             as_output(out, self._place.rank)  # raises
         try:
-            test = self._receive(data, peer, tag, wire, checked)
+            if checked:
+                first, room = self._backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
+                form = messages.form(_BYTE, (data.nbytes,))
+                arrival = Run(messages.take(first, room, form, peer, tag))
+                messages.arrivals.add(arrival)
+                test = arrival.test
+            else:
+                test = self._backend.irecv(data, peer, wire).test
         except Exception as error:
             what = f"post_recv from rank {peer}"
             raise messages.ended(error, what, data) from error.__cause__
         return PostedMessage(self, test, True, data, peer, tag)
-
-    def _receive(
-        self, data: np.ndarray, peer: Any, tag: Any, wire: int, checked: bool
-    ) -> Callable[[], bool]:
-        if checked:
-            messages = self._messages
-            first, room = self._backend.irecv_short(peer, wire), HostRoom(data.view(np.uint8))
-            form = messages.form(_BYTE, (data.nbytes,))
-            arrival = Run(messages.take(first, room, form, peer, tag))
-            messages.arrivals.add(arrival)
-            return arrival.test
-        return self._backend.irecv(data, peer, wire).test
 
     def _wire(self, peer: Any, tag: Any) -> int:
         """Check peer and tag of a posted message; return the tag that the backend uses for it."""
