@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,7 +45,8 @@ class Process:
             watch.poller.register(self._handle, select.EPOLLIN)
         except ProcessLookupError:
             self.ended = True
-        except OSError:  # no such call in this kernel, not allowed, or too many open files
+        # No such call in this Python or kernel, not allowed, or too many open files.
+        except (OSError, AttributeError):
             self._close()
 
     @property
@@ -94,26 +96,29 @@ class _Watch:
 
     def __init__(self) -> None:
         self.poller, self.own = select.epoll(), os.getpid()
+        self._lock = threading.Lock()  # a watchdog looks too, and threads of their own
         self.ends, self.next = 0, 0.0
         self._known: WeakValueDictionary[int, Process] = WeakValueDictionary()
 
     def process(self, pid: int) -> Process:
         """Return the process with this number."""
-        process = self._known.get(pid)
-        if process is None or process.ended:  # the number may belong to another one by now
-            process = self._known[pid] = Process(pid, self)
-        return process
+        with self._lock:
+            process = self._known.get(pid)
+            if process is None or process.ended:  # the number may belong to another one by now
+                process = self._known[pid] = Process(pid, self)
+            return process
 
     def look(self, now: float) -> None:
         """Find out which processes have ended."""
         self.next = now + INTERVAL
-        ready = self.poller.poll(0)
-        if ready:
-            handles = {handle for handle, _ in ready}
-            for process in list(self._known.values()):
-                if process.handle in handles:
-                    process.end()
-                    self.ends += 1
+        with self._lock:
+            ready = self.poller.poll(0)
+            if ready:
+                handles = {handle for handle, _ in ready}
+                for process in list(self._known.values()):
+                    if process.handle in handles:
+                        process.end()
+                        self.ends += 1
 
 
 _watches: list[_Watch] = []  # the one of this process, from its first communicator on
@@ -165,9 +170,8 @@ class Liveness:
         """Add the processes that have ended to `lost`."""
         self._seen = self._watch.ends
         for rank, process in tuple(self._processes.items()):
-            if not process.ended:
-                continue
-            del self._processes[rank]
+            if not process.ended or self._processes.pop(rank, None) is None:
+                continue  # or another thread has taken it
             if process.status or not self._has_left(rank):
                 self.lost[rank] = f"on {socket.gethostname()} {how_ended(process.status)}"
 

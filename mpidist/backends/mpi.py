@@ -207,8 +207,8 @@ class MpiBackend(Backend):
             tag = tags_of(self.tag_limit).roll_call
             self.roll_call = RollCall(self.comm, tag, absent, self.board)
 
-        if len(self._pids) > 1:
-            self.liveness = Liveness(self.rank, self._pids, self.board.has_left)
+        others = len(self._pids) > 1
+        self.liveness = Liveness(self.rank, self._pids, self.board.has_left) if others else None
 
         def crowded(ranks: Sequence[int]) -> bool:
             return len(ranks) > len(set().union(*(cores[r] for r in ranks)))
@@ -455,8 +455,12 @@ class MpiBackend(Backend):
         made = self.comm.Create_group(part, tag)
         for used in (part, group):
             used.Free()
-        hosts = [self.hosts[r] for r in ranks]
-        return MpiBackend(made, hosts, own=True, generation=self.generation)
+        return MpiBackend(made, **self._known_of(ranks), own=True, generation=self.generation)
+
+    def _known_of(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """Return hosts and processes of these ranks, which a backend over them begins with."""
+        pids = {new: self._pids[old] for new, old in enumerate(ranks) if old in self._pids}
+        return {"hosts": [self.hosts[r] for r in ranks], "pids": pids}
 
     def why_no_survivors(self) -> str | None:
         """Return why the ranks cannot go on after a loss; None if they can."""
@@ -472,18 +476,23 @@ class MpiBackend(Backend):
             if other.generation <= self.generation:  # not those of who went on already
                 ulfm.revoke(other.comm)
         self.board.recover()
-        while True:
+        failure: Exception | None = None
+        for _ in range(self.size + 1):  # each turn but the first is for another lost rank
             # Nobody comes into the library's call, which has no deadline, before all have come.
             deadline = None if seconds is None else time.monotonic() + seconds
-            if ulfm.agree(self.comm, True, deadline, self.notice_losses) is None:
+            if ulfm.agree(self.comm, True, deadline, self._look_for_left) is None:
                 raise self._late(seconds)
+            # What follows is the library's time, however late the last one has come.
+            deadline = time.monotonic() + max(ulfm.LIMIT, seconds or 0.0)
             comm = ulfm.shrink(self.comm, deadline)
             made, late = None, None
             try:
-                made = make(self._over_survivors(comm, deadline))
+                backend = self._over_survivors(comm, deadline)
+                made = make(backend)
             except CollectiveTimeout as error:
                 late = error
             except (MPI.Exception, CommunicationError) as error:
+                failure = error
                 log.debug("another rank was lost while the rest went on: %s", error)
             if made is None:
                 ulfm.revoke(comm)  # the others wait for this rank in the set-up
@@ -493,8 +502,13 @@ class MpiBackend(Backend):
             if agreed is None:
                 raise self._late(seconds)
             if agreed and made is not None:
+                backend._set_up_by = None
                 return made
             ulfm.revoke(comm)
+        raise CommunicationError(
+            f"rank {self.rank}: survivors: no communicator of the ranks that are left could be "
+            f"made: {failure or 'it failed on another rank each time'}"
+        ) from failure
 
     def _over_survivors(self, comm: MPI.Intracomm, deadline: float | None) -> MpiBackend:
         """Return a backend over the ranks of a shrunk communicator."""
@@ -503,10 +517,10 @@ class MpiBackend(Backend):
         ranks = alive.Translate_ranks(None, everyone)
         for group in (alive, everyone):
             group.Free()
-        hosts = [self.hosts[r] for r in ranks]
-        pids = {new: self._pids[old] for new, old in enumerate(ranks) if old in self._pids}
         later = self.generation + 1
-        return MpiBackend(comm, hosts, own=True, generation=later, deadline=deadline, pids=pids)
+        return MpiBackend(
+            comm, **self._known_of(ranks), own=True, generation=later, deadline=deadline
+        )
 
     def _late(self, seconds: float | None) -> CollectiveTimeout:
         """Return the error for survivors that have not all come within the deadline."""
@@ -555,6 +569,16 @@ class MpiBackend(Backend):
             self._told |= new
             ulfm.report(self._in_world[rank] for rank in new)
         return lost
+
+    def _look_for_left(self) -> None:
+        """Raise CommunicationError if a rank of this node has left: it comes to no meeting."""
+        # MPI must not be told that it is dead: it may wait for this rank in MPI_Finalize.
+        lost = self.notice_losses()
+        for rank in self.board.ranks:
+            if rank not in lost and self.board.has_left(rank):
+                raise CommunicationError(
+                    f"rank {self.rank}: survivors: rank {rank} has ended already, and does not come"
+                )
 
     def _lost_by(self, error: MPI.Exception) -> dict[int, str]:
         """Return the dead ranks by which MPI may have come to an error."""

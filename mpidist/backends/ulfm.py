@@ -31,6 +31,7 @@ from .waiting import poll
 _PROCESS_ABORTED, _PMIX_PROC, _THIS_PROCESS, _INFO_BYTES = -7, 22, 7, 4096
 LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 """The classes of errors after a loss; an error in the statuses, or of no class, may hide them."""
+LIMIT = 30.0  # seconds for a call of the library that all ranks have come to
 KNOWN_WITHIN = 0.3  # seconds from an error by a loss until the library tells which rank is lost
 
 
@@ -113,7 +114,7 @@ def agree(
     """Return whether all ranks that are alive gave a true flag, and nobody has died unseen.
 
     It is collective among these, on a revoked communicator too, and the same on all.  None past the
-    deadline: a rank has not come.  ``look()`` is called in the wait now and then.
+    deadline: a rank has not come.  ``look()`` is called in the wait now and then, and may raise.
     """
     flags, lost = np.array([flag], np.intc), False
     request = comm.Iagree(flags)
@@ -126,10 +127,13 @@ def agree(
             lost = True
             return True
 
-    if not poll(test, deadline, nudge=look):
-        _unfinished.append((request, flags))
-        return None
-    return bool(flags[0]) and not lost
+    ended = False
+    try:
+        ended = poll(test, deadline, nudge=look)
+    finally:
+        if not ended:
+            _unfinished.append((request, flags))
+    return (bool(flags[0]) and not lost) if ended else None
 
 
 def shrink(comm: MPI.Intracomm, deadline: float | None) -> Any:

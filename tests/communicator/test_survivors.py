@@ -81,6 +81,16 @@ def test_rank_that_does_not_come_is_named():
     assert said(done, "named") == [0, 3], done.output
 
 
+def test_rank_that_has_ended_is_named():
+    done = lossy(4, "one_has_ended")
+    assert said(done, "named") == [1, 3], done.output
+
+
+def test_survivors_have_deadlines_of_their_own():
+    done = lossy(3, "much_later")
+    assert said(done, "left 2") == [0, 1] and not done.status, done.output
+
+
 def test_files_stay_as_many():
     done = lossy(7, "many_losses")
     assert said(done, "left 2") == [0, 1] and not done.status, done.output

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 import mpidist
-from mpidist.errors import CollectiveTimeout, RankFailed
+from mpidist.errors import CollectiveTimeout, CommunicationError, RankFailed
 from tests.support.failure_jobs import say
 
 DEADLINE = 30.0  # of every wait: a rank that is not lost comes by then
@@ -225,6 +225,46 @@ def one_does_not_come():
         say(comm, "named")
     time.sleep(3.5)
     os._exit(0)
+
+
+def one_has_ended():
+    """A rank that ended well before the loss does not come, and is named at once."""
+    comm = mpidist.init(timeout=DEADLINE)
+    comm.barrier()
+    if comm.rank == 0:
+        return
+    if comm.rank == 2:
+        later(0.5)
+    try:
+        again(comm.barrier)
+    except RankFailed:
+        pass
+    if comm.rank == 2:
+        time.sleep(DEADLINE)
+    begun = time.monotonic()
+    try:
+        comm.survivors()
+    except CommunicationError as error:
+        assert "rank 0 has ended already" in str(error), error
+        assert time.monotonic() < begun + DEADLINE / 2
+        say(comm, "named")
+    time.sleep(1.0)
+    os._exit(0)
+
+
+def much_later():
+    """What follows has deadlines of its own, not that of survivors()."""
+    comm = mpidist.init(timeout=4.0)
+    comm.barrier()
+    if comm.rank == 2:
+        die()
+    try:
+        again(comm.barrier)
+    except RankFailed:
+        rest = comm.survivors()
+    time.sleep(5.0)
+    right(rest)
+    say(rest, f"left {rest.size}")
 
 
 def many_losses():
