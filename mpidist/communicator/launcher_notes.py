@@ -108,7 +108,7 @@ def ask_roll_call() -> None:
 
 def handles(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
-    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+    with suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
         masks = (line.split()[1] for line in file if line.startswith("SigCgt"))
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
     return False

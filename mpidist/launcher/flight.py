@@ -30,6 +30,7 @@ from ..backends.flight import (
 )
 from ..errors import InvalidArgument
 from .failures import ranks_listed
+from .processes import working_folder
 
 FEW = 6  # lines of a report by ``mpidist run``
 
@@ -290,8 +291,7 @@ def place(record: FlightRecord) -> tuple[str, int, str]:
 
 def _brief(site: str) -> str:
     """Return FILE:LINE, relative to this folder for a file below it."""
-    here = f"{os.getcwd()}{os.sep}"
-    return site[len(here) :] if site.startswith(here) else site
+    return site.removeprefix(working_folder())
 
 
 def clock(record: FlightRecord, moment: int) -> str:

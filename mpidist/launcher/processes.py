@@ -151,9 +151,19 @@ def below(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
 def stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third, the state, on; [] for no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # A process may name itself by any bytes.
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return text.rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def working_folder() -> str:
+    """Return the current folder as the beginning of a path in it; "" if it is gone."""
+    try:
+        return f"{os.getcwd()}{os.sep}"
+    except OSError:
+        return ""
 
 
 def _birth(pid: int) -> str:

@@ -377,8 +377,9 @@ def group(leader: int) -> list[int]:
     """Return the ids of the processes in the group of `leader`, without zombies."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{entry}/stat") as file:
-            state, _, number = file.read().rpartition(")")[2].split()[:3]
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(f"/proc/{entry}/stat").read_text(encoding="ascii", errors="replace")
+            state, _, number = text.rpartition(")")[2].split()[:3]
             if int(number) == leader and state != "Z":
                 found.append(int(entry))
     return found

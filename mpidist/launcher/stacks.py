@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..communicator.launcher_notes import handles
 from ..communicator.stack_signal import SIGNAL, stack_file
-from .processes import stat
+from .processes import stat, working_folder
 
 WITHIN = 0.6  # seconds for the stacks of all processes, in equal parts for both ways
 _SETTLED = 0.03  # seconds without more text: faulthandler does not mark the end
@@ -121,12 +121,12 @@ def _stack(frames: Sequence[tuple[str, str, str]]) -> Stack:
 
     A program that is a command of mpidist has no others than those inside mpidist: then it is them.
     """
-    here = f"{os.getcwd()}{os.sep}"
+    here = working_folder()
     known = [each for each in frames if not each[0].endswith(_AROUND) and each[0][:1] != "<"]
     outside = [each for each in known if not each[0].startswith(_PACKAGE)]
     kept = []
     for file, line, function in (outside or known)[:50]:
-        inside = file.startswith(here) and "site-packages" not in file
+        inside = here and file.startswith(here) and "site-packages" not in file
         name = file[len(here) :] if inside else os.path.basename(file)
         kept.append(f"{name}:{line} {function}"[-200:])
     return Stack(tuple(kept))

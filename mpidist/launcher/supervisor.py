@@ -387,9 +387,13 @@ class Supervisor:
 
     def _call_roll(self, why: str, late: bool = False) -> None:
         """Ask every rank where it is, unless that was asked just now."""
-        if self._roll is None:
-            begun = time.monotonic()
+        if self._roll is not None:
+            return
+        begun = time.monotonic()
+        try:
             self._roll = RollCall(why, late, begun, self.reports.ask(self._launcher.pid))
+        except Exception as error:  # the job goes on
+            say(f"roll call: {type(error).__name__}: {error}")
 
     def _print_roll(self) -> None:
         """Print where the ranks are, when all that were asked have answered, or 2 s have passed."""

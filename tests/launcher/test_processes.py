@@ -6,13 +6,17 @@ import sys
 import time
 from pathlib import Path
 
+from mpidist.communicator.launcher_notes import handles
 from mpidist.launcher.processes import (
     descendants,
     end_processes,
+    families,
     remove_session_files,
     run_limited,
     stat,
+    working_folder,
 )
+from mpidist.launcher.stacks import Stack, _stack
 
 # With a child in a session of its own, as an mpiexec gives to each rank.
 LEAVES = """
@@ -88,3 +92,29 @@ def test_remove_session_files(tmp_path):
         Path(tmp_path, name, "file").touch()
     remove_session_files(7, {"TMPDIR": "/elsewhere", "PRTE_MCA_prte_tmpdir_base": str(tmp_path)})
     assert os.listdir(tmp_path) == ["ompi.8"]
+
+
+def test_process_whose_name_is_no_text():
+    """Of any program of the host: its name may be any bytes."""
+    named = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(15, bytes([0xff, 41, 32])); "
+        "print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", named], stdout=subprocess.PIPE) as child:
+        try:
+            child.stdout.readline()
+            assert stat(child.pid)[1] == str(os.getpid())
+            assert child.pid in families()[os.getpid()] and not handles(child.pid, 12)
+        finally:
+            child.kill()
+
+
+def test_working_folder_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert working_folder() == f"{tmp_path}{os.sep}"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert working_folder() == ""
+    assert _stack([("/a/b.py", "3", "f")]) == Stack(("b.py:3 f",))

@@ -236,6 +236,17 @@ def test_launcher_stays_after_all_ranks_is_ended(tmp_path, capfd, monkeypatch, c
     assert "all ranks ended 0.2 s ago, but the launcher still runs" in capfd.readouterr().err
 
 
+def test_roll_call_that_fails_is_told(capfd, monkeypatch):
+    def fails(self, launcher):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")
+
+    monkeypatch.setattr(Notes, "ask", fails)
+    watch = supervised(0, Notes)
+    with watch.signals.recorded(signal.SIGQUIT):
+        assert watch.run(["sh", "-c", "kill -QUIT $PPID; sleep 1"], environment()) == 0
+    assert "mpidist run: roll call: UnicodeDecodeError: 'utf-8'" in capfd.readouterr().err
+
+
 KILLED = """
 import os
 from tests.support.launcher_kits import Notes, supervised
