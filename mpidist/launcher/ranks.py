@@ -59,7 +59,9 @@ class RankState:
     def how(self) -> str:
         """How the rank ended."""
         how = f"ended with exit code {self.status}"
-        if self.status == LOST:
+        if self.status is None:
+            how = "has ended"
+        elif self.status == LOST:
             how = (
                 "is lost, and so is the process that monitored it: killed by the launcher because "
                 "another rank failed, killed by hand, or its node is down"

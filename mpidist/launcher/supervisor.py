@@ -15,7 +15,7 @@ from signal import SIG_BLOCK, SIGKILL, SIGQUIT, SIGTERM, pthread_sigmask
 from typing import TYPE_CHECKING
 
 from ..communicator.failure import FULL_TRACEBACK
-from ..communicator.launcher_notes import STARTED, STARTING
+from ..communicator.launcher_notes import ROLL_CALL_WITHIN, STARTED, STARTING
 from ..errors import CollectiveTimeout, InvalidArgument, LaunchError
 from ..measure import counted
 from .boxes import SHOWN_WITHIN, Boxes, write_fully
@@ -38,6 +38,7 @@ ENDS_WITHIN = 30.0  # seconds that the launcher has to end after all ranks succe
 STARTED_WITHIN = 60.0  # seconds after which missing ranks are reported
 MPI_WITHIN = 120.0  # seconds that MPI_Init may take after the last rank has entered it
 ANSWERS_WITHIN = 2.0  # seconds for the answers to a roll call
+LATE_WITHIN = ROLL_CALL_WITHIN - 0.1  # after a missed deadline: before its rank ends the job
 NOT_ENDED = "the launcher has not ended the job within {:g} s: ending it"
 STAYS = "all ranks ended {:g} s ago, but the launcher still runs: ending it"
 
@@ -97,6 +98,10 @@ class RollCall:
     late: bool  # whether a deadline has passed, and the job ends
     begun: float
     answers: dict[int, Seen | None]  # by rank; None before the answer
+    until: float = math.inf  # for the answers
+
+    def __post_init__(self) -> None:
+        self.until = self.begun + (LATE_WITHIN if self.late else ANSWERS_WITHIN)
 
 
 @dataclass
@@ -168,7 +173,8 @@ class Supervisor:
         self._begun = time.monotonic()
         while self._launcher.poll() is None:
             # Reports and the launcher's end wake it at once; signals and deadlines have no file.
-            self._listen(0.2)
+            left = self._roll.until - time.monotonic() if self._roll is not None else 0.2
+            self._listen(min(max(left, 0.0), 0.2))
             for number in self.signals.pending():
                 self._pass(number)
             self.failures.print_settled()
@@ -188,6 +194,7 @@ class Supervisor:
         until = time.monotonic() + (LAST_REPORTS if status == 0 else AFTER_FAILURE)
         while self.reports.complete and not self._all_ended and time.monotonic() < until:
             self._listen(0.1)
+        self._print_roll(last=True)
         self._boxes.wait()
         return status
 
@@ -387,23 +394,29 @@ class Supervisor:
 
     def _call_roll(self, why: str, late: bool = False) -> None:
         """Ask every rank where it is, unless that was asked just now."""
-        if self._roll is not None:
-            return
         begun = time.monotonic()
+        if self._roll is not None:
+            if late and not self._roll.late:  # its answers are as good, but there is less time
+                self._roll.late, self._roll.until = True, min(self._roll.until, begun + LATE_WITHIN)
+            return
         try:
             self._roll = RollCall(why, late, begun, self.reports.ask(self._launcher.pid))
         except Exception as error:  # the job goes on
             say(f"roll call: {type(error).__name__}: {error}")
 
-    def _print_roll(self) -> None:
-        """Print where the ranks are, when all that were asked have answered, or 2 s have passed."""
+    def _print_roll(self, last: bool = False) -> None:
+        """Print where the ranks are, when all that were asked have answered or ended.
+
+        Also when 2 s have passed, or 0.9 s after a missed deadline, or no more comes (`last`).
+        """
         roll = self._roll
         if roll is None:
             return
         open_ = [rank for rank, seen in roll.answers.items() if seen is None]
-        open_ = [rank for rank in open_ if rank not in self.known or not self.known[rank].status]
-        if open_ and time.monotonic() < roll.begun + ANSWERS_WITHIN:
+        open_ = [rank for rank in open_ if self._not_ended(rank)]
+        if open_ and not last and time.monotonic() < roll.until:
             return
+        took = time.monotonic() - roll.begun
         self._roll = None
         from .roll_call import lines  # here: mpidist run --help starts fast
 
@@ -419,13 +432,16 @@ class Supervisor:
             if roll.answers.get(rank) is None:
                 state = self.known.get(rank)
                 why = "not asked: it has not started, or runs on another node without a monitor"
-                if state is not None and state.status is not None:
+                if state is not None and not self._not_ended(rank):
                     why = state.how
                 elif rank in roll.answers:
-                    why = f"its monitor has not answered within {ANSWERS_WITHIN:g} s"
+                    why = f"its monitor has not answered within {took:.1f} s"
                 absent.setdefault(why, []).append(rank)
         for why, ranks in absent.items():
             say(f"{ranks_listed(ranks)}: {why}")
+
+    def _not_ended(self, rank: int) -> bool:
+        return all(each.number != rank for each in self.ended)
 
     # -- the exit code ----------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import pytest
 
 from mpidist.launcher import supervisor
 from mpidist.launcher.notes import Notes
+from mpidist.launcher.program import RANK_PROGRAM
+from mpidist.launcher.ranks import Seen
 from tests.support import processes
 from tests.support.launcher_kits import (
     KINDS,
@@ -245,6 +247,56 @@ def test_roll_call_that_fails_is_told(capfd, monkeypatch):
     with watch.signals.recorded(signal.SIGQUIT):
         assert watch.run(["sh", "-c", "kill -QUIT $PPID; sleep 1"], environment()) == 0
     assert "mpidist run: roll call: UnicodeDecodeError: 'utf-8'" in capfd.readouterr().err
+
+
+LATE = """
+from mpidist.communicator.launcher_notes import send_note
+assert send_note(late=True)
+"""
+UNTIL_SAID = "k=0; until [ -e said ] || [ $k = 1000 ]; do k=$((k + 1)); sleep 0.05; done"
+
+
+@pytest.mark.parametrize(
+    ("script", "answers", "why", "told"),
+    [
+        # What was answered in time is printed before the ranks go on to end the job.
+        (
+            f'k=0; "$@" -c "$LATE"; {UNTIL_SAID}',
+            {0: Seen(7, "S", call="in #8"), 1: None},
+            "a deadline has passed on rank 0",
+            ["rank 0: in #8; state S, 0 % CPU, 0 MiB; pid 7", "rank 1: its monitor has not answer"],
+        ),
+        # A rank that has ended well will not answer.
+        (
+            f'"$@" -c pass; sleep 0.3; kill -QUIT $PPID; {UNTIL_SAID}',
+            {0: None},
+            "asked for",
+            ["rank 0: ended with exit code 0"],
+        ),
+        # The launcher has ended: nobody will.
+        ("kill -QUIT $PPID; sleep 1", {0: None}, "asked for", ["rank 0: its monitor has not"]),
+    ],
+    ids=["late", "ended", "last"],
+)
+def test_roll_call_with_a_silent_rank(tmp_path, monkeypatch, script, answers, why, told):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervisor, "ANSWERS_WITHIN", 600)
+    monkeypatch.setattr(Notes, "ask", lambda self, launcher: dict(answers))
+    said = []
+
+    def say(line):
+        said.append((line, (tmp_path / "ended").exists()))
+        (tmp_path / "said").touch()
+
+    monkeypatch.setattr(supervisor, "say", say)
+    watch = supervised(len(answers), Notes)
+    command = ["sh", "-c", f"{script}; touch ended", "sh", sys.executable, RANK_PROGRAM]
+    with watch.signals.recorded(signal.SIGQUIT):
+        assert watch.run(command, environment(**RANK, LATE=LATE)) == 0
+    lines = [line for line, _ in said[: 1 + len(told)]]
+    assert lines[0] == f"roll call of {len(answers)} rank{'s' * (len(answers) > 1)}: {why}", said
+    assert all(map(str.startswith, lines[1:], told)), lines
+    assert said[0][1] == (script[:4] == "kill"), "too late"
 
 
 KILLED = """
