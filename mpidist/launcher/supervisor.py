@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from signal import SIG_BLOCK, SIGKILL, SIGQUIT, SIGTERM, pthread_sigmask
+from signal import SIG_BLOCK, SIG_SETMASK, SIGKILL, SIGQUIT, SIGTERM, pthread_sigmask
 from typing import TYPE_CHECKING
 
 from ..communicator.failure import FULL_TRACEBACK
@@ -55,6 +55,9 @@ def started(
 
     `boxes` copies its output, and with ``MPIDIST_FULL_TRACEBACK`` holds nothing back.
     """
+    # A terminal sends SIGQUIT to the launcher too, and it asks mpidist run.  Blocked, which is
+    # inherited, and not ignored: Hydra sets a handler.
+    before = pthread_sigmask(SIG_BLOCK, (SIGQUIT,))
     try:
         launcher = subprocess.Popen(
             command,
@@ -67,6 +70,8 @@ def started(
         )
     except OSError as error:
         raise LaunchError(f"{command[0]} cannot be started: {error.strerror or error}") from error
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
     try:
         boxes.copy(launcher, environ.get(FULL_TRACEBACK, "") in ("", "0"))
         yield launcher
@@ -78,15 +83,8 @@ def started(
         boxes.show()
 
 
-def no_quit() -> None:
-    """Keep SIGQUIT from the launcher: it asks ``mpidist run``; called in the launcher's process."""
-    # A terminal sends it to both.  Blocked and not ignored: Hydra sets a handler.
-    pthread_sigmask(SIG_BLOCK, (SIGQUIT,))
-
-
 def end_with_parent() -> None:
     """Have the kernel end the launcher if ``mpidist run`` is killed; called in the new process."""
-    no_quit()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
 
 
@@ -150,7 +148,7 @@ class Supervisor:
         """
         environ = {**environ, **self.reports.variables}
         # Where there are monitors, they end the ranks.
-        preexec = no_quit if self.reports.complete else end_with_parent
+        preexec = None if self.reports.complete else end_with_parent
         try:
             with self.signals.recorded(*TO_LAUNCHER):  # those for the ranks: see run_job
                 with started(command, environ, self._boxes, preexec, self.stdin) as self._launcher:

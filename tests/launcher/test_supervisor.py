@@ -55,6 +55,15 @@ def test_signal_goes_to_the_launcher(kind):
     assert watch.run(["sh", "-c", "kill -TERM $PPID; exec sleep 600"], environment()) == 143
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_launcher_does_not_get_the_quit_of_a_terminal(kind, capfd):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    gets = python("import os, signal; os.kill(os.getpid(), signal.SIGQUIT); print('lives')")
+    assert supervised(0, kind).run(gets, environment()) == 0
+    assert capfd.readouterr().out == "lives\n"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
 def test_launcher_stays_after_success_is_ended(monkeypatch, capfd):
     """All ranks finished well, so this is no failure; but nobody waits for it for ever."""
     monkeypatch.setattr(supervisor, "ENDS_WITHIN", 0.2)
