@@ -153,7 +153,8 @@ class Supervisor:
             with self.signals.recorded(*TO_LAUNCHER):  # those for the ranks: see run_job
                 with started(command, environ, self._boxes, preexec, self.stdin) as self._launcher:
                     code = self._verdict(self._wait()) or int(bool(self._boxes.lost))
-            if code == 0:  # also where a rank ended without Python's end, which removes them
+            # Also where a rank ended without Python's end, which removes them.
+            if code == 0 and not self._without:
                 from .flight import discard  # here: mpidist run --help starts fast
 
                 for folder in self._flights:
@@ -245,6 +246,7 @@ class Supervisor:
         if not rank.mpi:  # it will not enter MPI_Init any more
             self._last_mpi_report = time.monotonic()
         if not rank.succeeded and self._others_go_on(rank):
+            self._print_flight(rank)
             self._without.append(rank)
             say(f"{rank}; the others go on")
         elif not rank.succeeded and self.reports.complete:
@@ -485,8 +487,8 @@ class Supervisor:
         """Print what the flight records say, if a rank was lost or an operation did not end."""
         if self.interrupted:
             return
-        rank = cause if isinstance(cause, RankState) else None
-        for job in self._jobs({} if rank is None else {rank.number: rank.how}):
+        lost = [*self._without, *([cause] if isinstance(cause, RankState) else [])]
+        for job in self._jobs({rank.number: rank.how for rank in lost}):
             if isinstance(cause, Failure):
                 tells = cause.kind == CollectiveTimeout.__name__
             else:  # an exit code may stand for a signal that the launcher has seen

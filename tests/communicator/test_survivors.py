@@ -1,6 +1,7 @@
 """Ranks are lost, and the rest go on: in every kind of call, one after the other, and several."""
 
 import os
+import re
 import sys
 from functools import cache
 
@@ -8,6 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgument
+from mpidist.launcher.flight import Job
 from mpidist.launcher.job import JobOptions
 from mpidist.launcher.mpi import OPEN_MPI, find_library
 from tests.support import processes
@@ -111,7 +113,7 @@ def test_simulated_ranks_cannot():
     assert mpidist.run_simulated(3, program) == [3, 3, 3]
 
 
-def supervised(python, ranks, *arguments):
+def supervised(python, ranks, *arguments, **environ):
     """Run a job of loss_jobs.py by mpidist run --survive; return it and its last line."""
     command = [python, "-m", "mpidist", "run", "-q", "-n", str(ranks), "--survive"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -119,21 +121,29 @@ def supervised(python, ranks, *arguments):
         done = processes.run(
             [*command, str(HERE / "loss_jobs.py"), *arguments],
             LIMIT,
-            processes.environment(PYTHONPATH=path),
+            processes.environment(PYTHONPATH=path, **environ),
         )
     assert not done.timed_out, done.output
     return done, done.output.strip().splitlines()[-1]
 
 
-def test_job_that_goes_on_has_succeeded():
+def test_job_that_goes_on_has_succeeded(tmp_path):
     """Also where more ranks end by exit codes than Open MPI's own launcher can count."""
     if not tolerant():
         pytest.skip("needs Open MPI")
-    done, last = supervised(sys.executable, 6, "chain", *["ring:exit3"] * 3, "native")
+    calls = ["chain", *["ring:exit3"] * 3, "native"]
+    done, last = supervised(sys.executable, 6, *calls, MPIDIST_FLIGHT=f"{tmp_path}/flights")
     assert done.status == 0, done.output
     assert last.startswith("mpidist run: finished on 2 of 6 ranks: rank 5 on "), last
     assert last.count(" ended with exit code 3") == 3 and "killed by signal 9 (SIGKILL)" in last
     assert done.output.count("; the others go on") == 4
+    # Each loss is told with what its flight record says, and the records are kept.
+    assert done.output.count("mpidist run: more: mpidist flight --last 20 ") == 4
+    first = done.output.partition("; the others go on")[0]
+    assert "mpidist run: rank 5: ended with exit code 3; after world #" in first, first
+    lost = {int(number) for number in re.findall(r"rank (\d+) on ", last)}
+    (job,) = tmp_path.joinpath("flights").iterdir()
+    assert {r.rank for r in Job(job).records if r.crashed} == lost
 
 
 def test_job_that_does_not_go_on_has_failed():
