@@ -19,7 +19,8 @@ from ..communicator.stack_signal import SIGNAL, stack_file
 from .processes import stat, working_folder
 
 WITHIN = 0.6  # seconds for the stacks of all processes, in equal parts for both ways
-_SETTLED = 0.03  # seconds without more text: faulthandler does not mark the end
+_SETTLED = 0.03  # seconds without more text, for a frame inside may look like the outermost one
+_OUTERMOST = "<module>", "_run_module_as_main", "_run_code"  # functions of a main thread
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BESIDE = ("/runpy.py", "/mpi4py/run.py", "/mpi4py/__main__.py")
@@ -47,8 +48,7 @@ def stacks(pids: Sequence[int]) -> dict[int, Stack]:
 
 def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
     """Return the stacks that py-spy can read; those of other users' processes it cannot."""
-    beside = Path(sys.executable).with_name("py-spy")
-    spy = str(beside) if beside.exists() else shutil.which("py-spy")
+    spy = _spy()
     if spy is None:
         return {}
     found, running = {}, {}
@@ -75,13 +75,22 @@ def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
     return found
 
 
+def _spy() -> str | None:
+    """Return the path of py-spy."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
 def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
     """Return the stacks that the processes write themselves, if they are running."""
     found, files = {}, {}
     for pid in pids:
         path = stack_file(pid)
         if stat(pid)[:1] in (["T"], ["t"]):
-            found[pid] = Stack(why="stopped; py-spy can read it: pip install py-spy")
+            could = "py-spy can read it: pip install py-spy"
+            if _spy() is not None:
+                could = "py-spy could not read it in time, or may not trace it"
+            found[pid] = Stack(why=f"stopped; {could}")
         elif path is None or not handles(pid, SIGNAL):
             found[pid] = Stack(why="not a Python program of mpidist run")
         else:
@@ -91,7 +100,9 @@ def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
                 os.kill(pid, SIGNAL)
     texts = dict.fromkeys(files, b"")
     grown = time.monotonic()
-    while time.monotonic() < min(until, grown + _SETTLED if all(texts.values()) else until):
+    while time.monotonic() < min(
+        until, grown + _SETTLED if all(map(_ends, texts.values())) else until
+    ):
         time.sleep(0.002)
         for pid, file in files.items():
             if more := file.read():
@@ -105,6 +116,12 @@ def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
     return found
 
 
+def _ends(text: bytes) -> bool:
+    """Return whether a text of faulthandler, which does not mark its end, may be complete."""
+    # Frames or threads beyond the first 100 are cut, and "..." is in their place.
+    return text.endswith((*(f" in {name}\n".encode() for name in _OUTERMOST), b"...\n"))
+
+
 def parsed(text: str) -> Stack:
     """Return the main thread's stack from the text of faulthandler, which has it last."""
     if not text:
@@ -112,8 +129,11 @@ def parsed(text: str) -> Stack:
     *_, last = re.split(r"^(?:Current thread|Thread) .*\n", text, flags=re.MULTILINE)
     if re.search(r"^\.\.\.$", last, re.MULTILINE):
         return Stack(why="the process has more than 100 threads")
-    frames = (_FRAME.match(line) for line in last.splitlines())
-    return _stack([(found[1], found[2], found[3]) for found in frames if found])
+    matches = (_FRAME.match(line) for line in last.splitlines())
+    frames = [(found[1], found[2], found[3]) for found in matches if found]
+    if not text.endswith("\n") or (frames and frames[-1][2] == "_bootstrap"):
+        return Stack(why="the process has not written its main thread's stack in time")
+    return _stack(frames)
 
 
 def _stack(frames: Sequence[tuple[str, str, str]]) -> Stack:

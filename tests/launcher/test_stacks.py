@@ -31,6 +31,7 @@ SLEEPS = {
     "lock": "one = threading.Lock(); one.acquire(); one.acquire()",
     "pipe": "sys.stdin.read()",
 }
+PYTHON = sys.executable
 here = Path(sys.executable).with_name("py-spy")
 needs_spy = pytest.mark.skipif(not here.exists(), reason="needs py-spy")
 
@@ -93,6 +94,56 @@ def test_stopped(tmp_path, request):
         assert "SigPnd:\t0000000000000000" in pending and "ShdPnd:\t0000000000000000" in pending
 
 
+def test_stopped_beyond_py_spy(tmp_path, request):
+    """It is installed, and may not trace the process."""
+    (tmp_path / "py-spy").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    with Started(tmp_path, SLEEPS["sleep"], RANK_PROGRAM) as pid:
+        request.getfixturevalue("without_spy")
+        request.getfixturevalue("monkeypatch").setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        assert stacks.stacks([pid])[pid].why.startswith("stopped; py-spy could not read it")
+
+
+SLOWLY = """
+import os, signal, sys, time
+from mpidist.communicator import stack_signal
+def write(*_):
+    for text in sys.argv[1:]:
+        os.write(file, text.encode())
+        time.sleep(0.1)
+file = os.memfd_create("mpidist-stacks")
+signal.signal(stack_signal.SIGNAL, write)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "stack"),
+    [
+        (
+            'Thread 0x02:\n  File "/a/b.py", line 7 in <module>\n',
+            stacks.Stack(("b.py:7 <module>",)),
+        ),
+        ("", stacks.Stack(why="the process has not written its main thread's stack in time")),
+    ],
+)
+def test_text_that_comes_in_pieces(without_spy, rest, stack):
+    thread = (
+        'Thread 0x01:\n  File "/a/x.py", line 3 in f\n',
+        '  File "t.py", line 2 in _bootstrap\n\n',
+    )
+    words = [PYTHON, "-c", SLOWLY, *thread, rest]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        try:
+            child.stdout.readline()
+            assert stacks.stacks([child.pid])[child.pid] == stack
+        finally:
+            child.kill()
+
+
 def test_process_without_a_handler_gets_no_signal(request):
     child = subprocess.Popen(["sleep", "60"])
     request.getfixturevalue("without_spy")
@@ -125,6 +176,15 @@ def test_of_many_processes_in_time(tmp_path, without_spy):
         (
             'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n...\n',
             stacks.Stack(why="the process has more than 100 threads"),
+        ),
+        (
+            'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n'
+            '  File "/lib/threading.py", line 1002 in _bootstrap\n',
+            stacks.Stack(why="the process has not written its main thread's stack in time"),
+        ),
+        (
+            'Thread 0x01 (most recent call first):\n  File "/a/x.py", li',
+            stacks.Stack(why="the process has not written its main thread's stack in time"),
         ),
     ],
 )
