@@ -27,7 +27,12 @@ def stack_file(pid: int) -> str | None:
 
 
 def register() -> None:
-    """Have faulthandler write the stacks of all threads of this process on SIGRTMIN + 8."""
+    """Have faulthandler write the stacks of all threads of this process on SIGRTMIN + 8.
+
+    Not if the program has its own handler of this signal.
+    """
+    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return
     # The file is known by its name, for rank_program.py and the package load this module apart.
     with suppress(OSError, AttributeError):  # no memfd_create: no stacks
         if stack_file(os.getpid()) is None:

@@ -33,6 +33,21 @@ def test_register():
     assert not caught >> SIGNAL - 1 & 1
 
 
+OWN = """
+import os, signal
+from mpidist.communicator.stack_signal import SIGNAL, register, stack_file
+signal.signal(SIGNAL, lambda *_: print("own"))
+register()
+os.kill(os.getpid(), SIGNAL)
+print(stack_file(os.getpid()))
+"""
+
+
+def test_handler_of_the_program_is_kept():
+    done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("own\nNone\n", "")
+
+
 def test_process_without():
     child = subprocess.Popen(["sleep", "60"])
     try:
