@@ -54,10 +54,13 @@ class Notes(Reports):
 
     def _look(self) -> None:
         """Report which flight records have begun or ceased to move."""
-        for number, movement in self._movements.items():
+        for number, movement in list(self._movements.items()):
             rank, still = self._known[number], movement.still()
             self._look_at = time.monotonic() + movement.pause
-            if still is not rank.still:
+            if still is None:  # the record is gone: nobody knows any more whether the rank moves
+                del self._movements[number]
+                rank.still = None
+            elif still is not rank.still:
                 self._new.append((rank, Report(still=still)))
 
     def ask(self, launcher: int) -> dict[int, Seen | None]:

@@ -87,9 +87,16 @@ def called(wanted: str | None) -> list[str]:
     `wanted` is its name or folder, None for the newest that runs; InvalidArgument if none does.
     """
     found = [find(wanted)] if wanted is not None else jobs()
-    running = (job for job in map(Job, found) if any(each.alive for each in job.records))
-    job = next(running, None)
-    if job is None:
+    for path in found:
+        try:
+            job = Job(path)
+        except InvalidArgument:
+            if wanted is not None:
+                raise
+            continue  # it has just ended
+        if any(each.alive for each in job.records):
+            break
+    else:
         where = f"no process of {found[0].name}" if wanted is not None else "no job with records"
         raise InvalidArgument(
             f"{where} runs here as this user: expected a running job of mpidist flight --list; for "

@@ -4,7 +4,10 @@ import os
 
 import pytest
 
+from mpidist.backends.recorder import Recorder
+from mpidist.launcher.movement import Movement
 from mpidist.launcher.notes import Notes
+from mpidist.launcher.ranks import RankState
 from tests.support.launcher_kits import KINDS, monitored, python, supervised
 
 STRANGER = """
@@ -52,3 +55,16 @@ def test_note_of_an_end_is_not_one():
     job = supervised(1, Notes)
     assert monitored(job, *python(tell)) == 3 and job.ended == [job.known[0]]
     assert job.known[0].status == 3
+
+
+def test_record_that_is_gone_is_not_looked_at_any_more(tmp_path):
+    recorder = Recorder(tmp_path / "job", 0, 1)
+    notes, rank = Notes(1, 0.01), RankState(0, "here", still=True)
+    try:
+        notes._known[0] = rank
+        notes._movements[0] = Movement(str(recorder.job), os.getpid(), 0.01)
+        recorder.path.unlink()
+        notes.listen(0)
+        assert rank.still is None and not notes._movements and notes.listen(0) == []
+    finally:
+        notes.close()

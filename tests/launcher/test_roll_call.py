@@ -286,6 +286,15 @@ def test_no_such_job(tmp_path, monkeypatch):
         called("job")
 
 
+def test_job_that_ends_meanwhile_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_FLIGHT", str(tmp_path))
+    recorder = Recorder(tmp_path / "job", 0, 2)
+    monkeypatch.setattr(
+        "mpidist.launcher.roll_call.jobs", lambda: [tmp_path / "gone", recorder.job]
+    )
+    assert called(None)[0] == "job job: roll call of 2 ranks"
+
+
 @pytest.mark.parametrize("wrong", ["-1", "nan", "soon"])
 def test_wrong_seconds(wrong):
     command = [sys.executable, "-m", "mpidist", "run", "--roll-call", wrong, "train.py"]
