@@ -17,7 +17,7 @@ from mpidist.communicator import failure
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
 import mpidist
-OF_MPI = "mpidist.backends.mpi", "mpidist.backends.native", "mpidist.backends.roll_call"
+OF_MPI = tuple(f"mpidist.backends.{name}" for name in ("mpi", "native", "roll_call", "ulfm"))
 for module in pkgutil.walk_packages(mpidist.__path__, "mpidist."):
     if not module.name.startswith(OF_MPI) and not module.name.endswith("__main__"):
         try:
