@@ -123,7 +123,7 @@ def test_chunks_are_symmetric(make, places, locked, collective):
     found, served = places(sub), []
     sub._service.note = lambda each: served.append((each.executor, each.nbytes > chunk))
     for root, in_place in ((sub.size - 1, False), (0, True)):
-        cases.CHECKS[collective](OnDevice(sub), "auto", 300_001, "int64", root, in_place)
+        cases.CHECKS[collective](OnDevice(sub), "auto", 800_001, "int64", root, in_place)
     sub._service.note = None
     every = sub.allgather_object(found)
     assert len({len(each) for each in every}) == 1 and len(found) >= 2 * 6
@@ -131,7 +131,7 @@ def test_chunks_are_symmetric(make, places, locked, collective):
         for argument, where in by_argument(ours).items():
             assert None not in where and len(where) <= 1, (argument, where)
     if collective not in ("gather", "scatter"):  # of which only long ones are
-        assert set(served) == {("staged", True), ("symmetric", False)}
+        assert set(served) >= {("staged", True), ("symmetric", False)}  # and slots, tried or short
     assert locked() == 1
 
 
@@ -229,14 +229,15 @@ def test_mismatch_is_named(make, comm, warm):
     if comm.size < 2:
         pytest.skip("needs at least 2 ranks")
     device = find_device()
-    # Short ones of both memories go through slots alike, which is no mismatch.
-    n, last = 40_000, comm.size - 1
-    there = device.array(np.ones(n))
-    for other, words in (
-        (lambda sub: sub.allreduce(there, "max"), f"allreduce op=(sum|max) {n} x float64"),
-        (lambda sub: sub.allgather(there), f"(allreduce op=sum {n}|allgather [0-9]+) x float64"),
-        (lambda sub: sub.allreduce(np.ones(n)), f"allreduce op=sum {n} x float64"),
-    ):
+    there, last = device.array(np.ones(3)), comm.size - 1
+    mismatches = [
+        (lambda sub: sub.allreduce(there, "max"), "allreduce op=(sum|max) 3 x float64"),
+        (lambda sub: sub.allgather(there), "(allreduce op=sum 3|allgather [0-9]+) x float64"),
+    ]
+    if not warm:  # later, short ones of both memories go through slots alike
+        host = (lambda sub: sub.allreduce(np.ones(3)), "allreduce op=sum 3 x float64")
+        mismatches.append(host)
+    for other, words in mismatches:
         sub = make("staged")
         assert (sub.allreduce(there).get() == sub.size).all() if warm else sub.gpu
         with pytest.raises(CollectiveMismatch, match=words):
