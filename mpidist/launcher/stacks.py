@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..communicator.launcher_notes import handles
 from ..communicator.stack_signal import SIGNAL, stack_file
@@ -64,13 +64,13 @@ def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
         try:
             text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
             threads = json.loads(text)
-            main = next(each for each in threads if each["os_thread_id"] == pid)
+            main = _main_thread(threads, pid)
             frames = [(f["filename"], str(f["line"]), f["name"]) for f in main["frames"]]
             found[pid] = _stack(frames)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        except (ValueError, KeyError, TypeError, StopIteration):
+        except (ValueError, KeyError, TypeError):
             pass
     return found
 
@@ -79,6 +79,14 @@ def _spy() -> str | None:
     """Return the path of py-spy."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _main_thread(threads: Sequence[dict[str, Any]], pid: int) -> dict[str, Any]:
+    """Return the main thread; of Python 3.10 without blocking it py-spy knows names alone."""
+    known = [each for each in threads if each["os_thread_id"] == pid]
+    named = [each for each in threads if each["thread_name"] == "MainThread"]
+    (main,) = known or named or threads  # ValueError: it cannot be told from the others
+    return main
 
 
 def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
