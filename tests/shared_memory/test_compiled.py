@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import sys
 import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -239,3 +240,16 @@ def test_what_was_compiled_is_of_another_version(left_over, text):
     (left_over / "_functions.py").write_text(f"def width(): return 64\n{text}\n")
     module, why_not = compiled.load()
     assert module is None and "is of another version; install again" in why_not
+
+
+def test_none_is_counted_for_all_pythons():
+    """What Python 3.13 has compiled is loaded by 3.10 too, where None is counted."""
+    source = (Path(compiled.__file__).parent / "module.c").read_text()
+    assert "return none();" in source and "Py_RETURN_NONE" not in source
+    module, _ = compiled.load()
+    words = (ctypes.c_int64 * 64)()
+    meeting = compiled.Meeting(ctypes.addressof(words), None, 0, 0, 0, 4, 4, 0, None)
+    before = sys.getrefcount(None)
+    for sequence in range(1000):
+        module.announce(ctypes.addressof(meeting), sequence, 3)
+    assert abs(sys.getrefcount(None) - before) < 100
