@@ -377,6 +377,8 @@ class PointToPoint:
         try:
             if not sequencer.engine.wait(test, sequencer.deadline(timeout), alarm):
                 raise sequencer.timed_out(describe(subject), None, "", timeout)
+        except (CollectiveTimeout, RankFailed) as error:
+            raise sequencer.broke(error, describe(subject), None, test) from error.__cause__
         except Exception as error:
             raise self.ended(error, describe(subject), test) from error.__cause__
         finally:
@@ -386,10 +388,11 @@ class PointToPoint:
     def ended(self, error: Exception, what: str, memory: object) -> BaseException:
         """Return the error to raise for a message that failed; a lost rank breaks the communicator.
 
-        So does a passed deadline; after other errors it stays usable.
+        So does a passed deadline.  After other errors it stays usable, also after one that only
+        follows from an exception of another rank: what the message is part of knows more.
         """
         ours = self.backend.translate(error)
-        if isinstance(ours, (CollectiveTimeout, RankFailed)):
+        if isinstance(ours, (CollectiveTimeout, RankFailed)) and not getattr(ours, "echo", False):
             return self.sequencer.broke(ours, what, None, memory)
         return ours
 

@@ -489,8 +489,10 @@ class Sequencer:
         It is raised ``from error.__cause__``: the traceback shows one error and its cause, and not
         the one from which it was translated.
         """
-        known = self.broken is not None and isinstance(error, (CommunicatorBroken, RankFailed))
-        if known or getattr(error, "harmless", False):
+        told = isinstance(error, (CommunicatorBroken, RankFailed)) and not getattr(
+            error, "echo", False
+        )
+        if (told and self.broken is not None) or getattr(error, "harmless", False):
             return error
         self.inside = 0
         self.engine.abandon()
@@ -499,7 +501,8 @@ class Sequencer:
         number = "" if sequence is None else f" (collective #{sequence})"
         loss = None
         if isinstance(error, RankFailed):
-            error = loss = self._lost_in(error, f"{operation}{number}")
+            error = self._lost_in(error, f"{operation}{number}")
+            loss = None if error.echo else error  # of an exception: that rank may be alive
         self.reports.notify(sequence, error, elsewhere)
         self.door.close(
             f"the communicator is broken since {operation}{number} ended with "

@@ -129,8 +129,8 @@ class RankProcess:
                 self.forward_note(facts)
                 if isinstance(facts.get("flight"), str):
                     self.flight = facts["flight"]
-                    watch = threading.Thread(target=self.watch_record, args=(pid,), daemon=True)
-                    watch.start() if self.roll_call else None
+                    if self.roll_call:
+                        threading.Thread(target=self.watch_record, args=(pid,), daemon=True).start()
 
     def forward_note(self, note: dict) -> None:
         """Forward the facts of a note that are the program's to tell to ``mpidist run``.
@@ -175,8 +175,9 @@ class RankProcess:
             return
         pid = self.child.pid
         try:
-            sys.path.append(str(Path(__file__).parents[2]))
             # The package is imported when the first question comes: few jobs hang.
+            if (folder := str(Path(__file__).parents[2])) not in sys.path:
+                sys.path.append(folder)
             look = importlib.import_module("mpidist.launcher.roll_call").look
             (seen,) = look({pid: self.flight})
             self.report(seen=vars(seen))

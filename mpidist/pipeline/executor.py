@@ -336,8 +336,7 @@ class PipelineExecutor:
         if found.own is not None:
             raise found.own
         rank, text = next(iter(found.errors.items()))
-        text = f"rank {rank} ended its part of the step with {text}"
-        error = RankFailed(text, ranks=(rank,))
+        error = RankFailed(f"rank {rank} ended its part of the step with {text}")
         error.echo = True  # of an error on another rank, whose own traceback says more
         raise error
 

@@ -31,7 +31,7 @@ def test_exceeded_peak_raises_on_all_ranks():
         kind = ScheduleError if comm.rank == 1 else RankFailed
         with pytest.raises(kind, match=f"rank 1.*{told}"):
             pipe.step(x, x, plain_squares)
-        with pytest.raises((CommunicatorBroken, RankFailed), match="pipeline step"):
+        with pytest.raises(CommunicatorBroken, match="pipeline step"):
             pipe.step(x, x, plain_squares)
         comm.barrier()
 
@@ -66,7 +66,7 @@ def test_missing_gradient_raises_on_all_ranks():
             )
         with pytest.raises(kind, match=told):
             pipe.step(x, x, plain_squares)
-        with pytest.raises((CommunicatorBroken, RankFailed), match="pipeline step"):
+        with pytest.raises(CommunicatorBroken, match="pipeline step"):
             pipe.step(x, x, plain_squares)
 
     mpidist.run_simulated(4, job)
@@ -164,7 +164,7 @@ def test_stage_that_raises_breaks_the_pipeline():
         try:
             pipe.step(np.ones((2, 2)), np.ones((2, 2)), no_loss)
         except (ArithmeticError, RankFailed) as error:
-            with pytest.raises((CommunicatorBroken, RankFailed), match="broken since pipeline"):
+            with pytest.raises(mpidist.CommunicatorBroken, match="pipeline step"):
                 pipe.step(np.ones((2, 2)))
             raise error
 
