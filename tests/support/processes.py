@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 
@@ -56,12 +58,24 @@ def environment(**more: str) -> dict[str, str]:
     And without the wish to write no bytecode: each of hundreds of ranks would compile mpidist anew,
     which takes longer than all else that its import does. And without the names by which pytest
     knows a continuous-integration server: it cuts no line of its summary there.
+
+    A launch keeps its files in a folder of its own.  Open MPI names them by mpiexec's process
+    number, and a later mpiexec with that number cannot start where one was killed: "The PMIx
+    server's listener thread failed to start".  A suite uses each number several times.
     """
+    folder = tempfile.mkdtemp(dir=_folder().name)
     unwanted = (*OF_A_LAUNCH, "PYTHONDONTWRITEBYTECODE")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
     for name in ("CI", "BUILD_NUMBER"):
         plain.pop(name, None)
-    return {**plain, **OVERSUBSCRIBED, **NO_FABRIC, "PYTHONUNBUFFERED": "1", **more}
+    apart = {"PRTE_MCA_prte_tmpdir_base": folder, "PYTHONUNBUFFERED": "1"}
+    return {**plain, **OVERSUBSCRIBED, **NO_FABRIC, **apart, **more}
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return the folder of this process's launches; it goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="mpi-")
 
 
 def run(
