@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .communicator.launch import get_communicator, init
     from .communicator.simulation import run_simulated
     from .data import shard
+    from .elastic.run import elastic
+    from .elastic.state import State
     from .engine.posted import PostedMessage
     from .engine.work import Work
     from .launcher.function import run
@@ -55,9 +57,11 @@ _LAZY = {
     "Pipeline": "pipeline.pipeline",
     "PostedMessage": "engine.posted",
     "SimulatedBackend": "backends.simulated",
+    "State": "elastic.state",
     "StopRequest": "stop",
     "Work": "engine.work",
     "ZeroOptimizer": "parallel",
+    "elastic": "elastic.run",
     "get_communicator": "communicator.launch",
     "init": "communicator.launch",
     "partition": "pipeline.partitioning",
@@ -95,11 +99,13 @@ __all__ = [
     "ReplicasDiffer",
     "ScheduleError",
     "SimulatedBackend",
+    "State",
     "StopRequest",
     "Unsupported",
     "UnsupportedDtype",
     "Work",
     "ZeroOptimizer",
+    "elastic",
     "get_communicator",
     "init",
     "partition",

@@ -342,6 +342,10 @@ class Backend(Protocol):
         """
         return {}
 
+    def raised(self, rank: int) -> bool:
+        """Return whether a rank of this node is known to have ended by an exception."""
+        return False
+
     def why_no_survivors(self) -> str | None:
         """Return why the ranks cannot go on after the loss of one; None if they can."""
         return f"the {self.name} backend does not go on after the loss of a rank"
@@ -355,6 +359,18 @@ class Backend(Protocol):
         """
         raise Unsupported(f"rank {self.rank}: {self.why_no_survivors()}")
 
+    def leave_all(self) -> None:
+        """Let the calls of all ranks end, on every communicator of this process; not collective."""
+        raise Unsupported(f"rank {self.rank}: {self.why_no_survivors()}")
+
+    def vote(self, flag: bool, seconds: float | None) -> bool:
+        """Return whether all ranks that are alive vote True: the same on all; collective.
+
+        Also after a loss and :meth:`leave_all`, but only where :meth:`why_no_survivors` is None.
+        CollectiveTimeout is raised if a rank that is alive does not vote in `seconds`.
+        """
+        raise Unsupported(f"rank {self.rank}: {self.why_no_survivors()}")
+
     def close(self) -> None:
         """Free the backend's resources; collective.  By default nothing is done."""
         return None
@@ -364,7 +380,8 @@ DEFAULTS = (
     *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
     *("subgroup", "irecv_short_any", "iprobe", "track", "lost"),
-    *("why_no_survivors", "survivors", "notice_losses"),
+    *("why_no_survivors", "survivors", "notice_losses", "leave_all", "vote"),
+    "raised",
 )
 """The members of :class:`Backend` that have a default."""
 

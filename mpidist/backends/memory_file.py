@@ -173,6 +173,14 @@ def _left_in(folder: str) -> int:
     return system.f_bavail * system.f_frsize
 
 
+def available() -> float:
+    """Return the bytes that this process may still allocate, by its groups' limits and the machine.
+
+    It is infinity where the system does not say.
+    """
+    return min(cgroup_free(), _available())
+
+
 def _available() -> float:
     """Return the bytes available without swapping; infinity where the system does not say."""
     try:

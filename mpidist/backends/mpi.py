@@ -36,7 +36,7 @@ from .mpi_messages import (
     drain,
 )
 from .native import NativeCollectives
-from .recorder import Track, current
+from .recorder import Track, current, raised
 from .roll_call import RollCall
 from .tags import ARRIVALS, SPLIT, of_group, tags_of
 from .waiting import LOOKS, LOOKS_CROWDED, SPINS, SPINS_CROWDED, Condition, Progress, poll
@@ -472,10 +472,7 @@ class MpiBackend(Backend):
         Every communicator of this process is revoked first: a rank in a call of any of them would
         wait for this one.  What all ranks use then is made until nobody has died meanwhile.
         """
-        for other in list(_backends):
-            if other.generation <= self.generation:  # not those of who went on already
-                ulfm.revoke(other.comm)
-        self.board.recover()
+        self.leave_all()
         failure: Exception | None = None
         for _ in range(self.size + 1):  # each turn but the first is for another lost rank
             # Nobody comes into the library's call, which has no deadline, before all have come.
@@ -501,7 +498,7 @@ class MpiBackend(Backend):
             agreed = ulfm.agree(comm, made is not None, deadline, self.notice_losses)
             if agreed is None:
                 raise self._late(seconds)
-            if agreed and made is not None:
+            if agreed == (True, False) and made is not None:
                 backend._set_up_by = None
                 return made
             ulfm.revoke(comm)
@@ -509,6 +506,24 @@ class MpiBackend(Backend):
             f"rank {self.rank}: survivors: no communicator of the ranks that are left could be "
             f"made: {failure or 'it failed on another rank each time'}"
         ) from failure
+
+    def leave_all(self) -> None:
+        """Let the calls of all ranks end, on every communicator of this process; not collective."""
+        for other in list(_backends):
+            if other.generation <= self.generation:  # not those of who went on already
+                ulfm.revoke(other.comm)
+        self.board.recover()
+
+    def vote(self, flag: bool, seconds: float | None) -> bool:
+        """Return whether all ranks that are alive vote True: the same on all; collective.
+
+        Also after a loss, and after `leave_all`.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        told = ulfm.agree(self.comm, flag, deadline, self.notice_losses)
+        if told is None:
+            raise self._late(seconds)
+        return told[0]
 
     def _over_survivors(self, comm: MPI.Intracomm, deadline: float | None) -> MpiBackend:
         """Return a backend over the ranks of a shrunk communicator."""
@@ -560,6 +575,10 @@ class MpiBackend(Backend):
             for rank in ulfm.dead_ranks(self.comm):
                 lost.setdefault(rank, "has ended")
         return lost
+
+    def raised(self, rank: int) -> bool:
+        """Return whether a rank of this node is known to have ended by an exception."""
+        return raised(self._in_world[rank])
 
     def notice_losses(self) -> dict[int, str]:
         """Return the dead ranks of this node, and tell MPI of them; any thread may call it."""
@@ -615,7 +634,7 @@ class MpiBackend(Backend):
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGKILL)
-        self.comm.Abort(code)
+        MPI.COMM_WORLD.Abort(code)  # of a part Open MPI may end the ranks of that part only
 
 
 _backends: weakref.WeakSet[MpiBackend] = weakref.WeakSet()  # all of this process

@@ -320,6 +320,16 @@ def current() -> Recorder | None:
     return _recorder
 
 
+def raised(rank: int) -> bool:
+    """Return whether a rank of COMM_WORLD has ended by an exception, as its record here says."""
+    if _recorder is None:
+        return False
+    with suppress(ValueError):
+        for path in _recorder.job.glob(f"rank-{rank}.*"):
+            return flight.read(path).state == flight.FAILED
+    return False
+
+
 def here(ranks: int) -> None:
     """Record the number of ranks of this node."""
     if _recorder is not None and not _recorder.words[HEADER["here"]]:

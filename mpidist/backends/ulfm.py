@@ -110,8 +110,8 @@ def revoke(comm: MPI.Comm) -> None:
 
 def agree(
     comm: MPI.Comm, flag: bool, deadline: float | None, look: Callable[[], object] | None = None
-) -> bool | None:
-    """Return whether all ranks that are alive gave a true flag, and nobody has died unseen.
+) -> tuple[bool, bool] | None:
+    """Return whether all ranks that are alive gave a true flag, and whether one has died unseen.
 
     It is collective among these, on a revoked communicator too, and the same on all.  None past the
     deadline: a rank has not come.  ``look()`` is called in the wait now and then, and may raise.
@@ -133,7 +133,7 @@ def agree(
     finally:
         if not ended:
             _unfinished.append((request, flags))
-    return (bool(flags[0]) and not lost) if ended else None
+    return (bool(flags[0]), lost) if ended else None
 
 
 def shrink(comm: MPI.Intracomm, deadline: float | None) -> Any:

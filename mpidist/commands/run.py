@@ -98,6 +98,12 @@ from .options import OUTPUT, Count, Seconds
     help="When a rank is lost, let the others go on: see comm.survivors(); Open MPI 5 or later.",
 )
 @click.option(
+    "--spares",
+    type=Count(),
+    help="Start N more ranks, which wait to take the place of lost ones: see md.elastic; Open MPI "
+    "5 or later.",
+)
+@click.option(
     "--trace",
     type=OUTPUT,
     metavar="FILE",

@@ -216,6 +216,7 @@ class Communicator:
         self._splits: Counter[tuple[int, ...]] = Counter()  # by all ranks, or by these members
         self.traced: Traced | None = None
         self.successor: Communicator | None = None
+        self.before: Callable[[], object] | None = None  # see layers.before_calls
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size} on {self._backend.name}>"
@@ -1192,6 +1193,9 @@ class Communicator:
         made.name = self.name + name
         if backend.track is not None:
             backend.track.name(made.name)
+        if self.before is not None:
+            made.before = self.before
+            made._door.before(self.before)
         self.parts.add(made)
         if self.traced is not None:
             self.traced.tracing.attach(made)

@@ -54,6 +54,9 @@ if TYPE_CHECKING:  # importing it starts MPI
     from ..backends.mpi import MpiBackend
 
 VARIABLE, TRACE, GPU = "MPIDIST_TUNING", "MPIDIST_TRACE", "MPIDIST_GPU"
+SPARES = "MPIDIST_SPARES"
+on_replace: list[Callable[[Communicator], object]] = []
+"""Each is called when a communicator has taken the place of the default one."""
 
 
 def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -151,6 +154,12 @@ def init(
             f"init: this process ({os.getpid()}) was forked from {forked_from()}, a rank of a job: "
             "MPI cannot be used in it; start processes by spawn or forkserver, or by mpidist run"
         )
+    if comm is None and os.environ.get(SPARES, "0") != "0":
+        raise LaunchError(
+            f"init: {SPARES}={os.environ[SPARES]}: this job has ranks that wait to take the place "
+            "of lost ones: expected no call of init() but in the function that md.elastic "
+            "decorates, where it returns the communicator of those that train"
+        )
     stack_signal.register()
     WATCHDOG.before_end = ask_roll_call
     mpi = start_mpi(thread_level or "multiple")
@@ -213,6 +222,29 @@ def init(
         if path:
             made.trace(path)
     return made
+
+
+def start_elastic() -> tuple[Communicator, int]:
+    """Return a communicator of all ranks of an elastic job, and how many are spares; collective.
+
+    LaunchError if all ranks are spares.
+    """
+    spares = os.environ.get(SPARES, "").strip() or "0"
+    mpi = start_mpi("multiple")
+    size = mpi.COMM_WORLD.Get_size()
+    if not spares.isdecimal() or int(spares) >= size:
+        raise LaunchError(f"{SPARES}={spares}: expected fewer than the ranks of this job, {size}")
+    return init(comm=mpi.COMM_WORLD), int(spares)
+
+
+def take_place(comm: Communicator) -> None:
+    """Let a communicator be the default one, which :func:`init` returns."""
+    global _default
+    if _default is None:
+        _end_together()
+    _default = comm
+    for act in tuple(on_replace):
+        act(comm)
 
 
 class _Settings(NamedTuple):

@@ -5,8 +5,9 @@ They are no methods, because programs that train or compute do not need them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import InvalidArgument
 from ..operations import find_op
@@ -105,6 +106,88 @@ def try_out(comm: Communicator, collective: str, nbytes: int, op: str = "sum") -
     """
     with comm._door:
         comm._service.choose(example_call(comm._place, collective, nbytes, find_op(op)), "auto")
+
+
+def before_calls(comm: Communicator, act: Callable[[], object]) -> None:
+    """Call ``act()`` in each call of a new communicator, and of those split from it.
+
+    Parameters
+    ----------
+    comm : Communicator
+        A communicator that has served no call yet.
+    act : callable
+        It is called once the call is alone in the communicator, and may not call that.
+    """
+    comm.before = act
+    comm._door.before(act)
+
+
+def over(comm: Communicator, ranks: Sequence[int]) -> Communicator:
+    """Return a communicator of some ranks that takes the place of one of all; their collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        A communicator with these ranks among others, whose settings and name the new one has.
+    ranks : sequence of int
+        The members, in the order of their ranks in the new communicator.
+    """
+    with comm._door:
+        comm._messages.meet(list(ranks), 0)
+        made = comm._without_lost(comm.backend.subgroup(ranks, 0))
+    made.name = comm.name
+    if made.backend.track is not None:
+        made.backend.track.name(made.name)
+    return made
+
+
+def everyone(comm: Communicator, value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank, exchanged by messages alone; collective.
+
+    Nothing is chosen, measured or called in the library: a rank that dies is noticed at once.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    value : object
+        This rank's, which is pickled.
+    """
+    with comm._door:
+        sequencer = comm._sequencer
+        return sequencer.set_up("exchange", lambda: sequencer.everyone(value))
+
+
+def known(comm: Communicator) -> tuple[Any, ...]:
+    """Return what "auto" has measured, for :func:`take_over` on a communicator of as many ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The communicator, which may be broken.
+    """
+    estimates = comm._service.chooser.estimates
+    assert estimates is not None
+    return estimates.ranks_per_node, estimates.calibration, estimates.trials
+
+
+def take_over(comm: Communicator, measured: tuple[Any, ...]) -> None:
+    """Let "auto" choose by what another communicator has measured, where it has the same shape.
+
+    Parameters
+    ----------
+    comm : Communicator
+        A communicator that has served no call yet.
+    measured : tuple
+        A result of :func:`known`, the same on every rank.
+    """
+    shape, calibration, trials = measured
+    estimates = comm._service.chooser.estimates
+    assert estimates is not None
+    if estimates.ranks_per_node == shape:
+        if calibration is not None:
+            estimates.learn(calibration)
+        estimates.trials.update(trials)
 
 
 def learn(comm: Communicator, calibration: Calibration) -> None:

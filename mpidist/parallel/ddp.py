@@ -34,6 +34,8 @@ log = logging.getLogger("mpidist")
 MIB, GIB = 1 << 20, 1 << 30
 SYNC = ("auto", "manual")
 UNUSED = ("skip", "zero", "error")
+on_made: list[Callable[[DDP], object]] = []
+"""Each is called with every new DDP, before its first step."""
 
 
 class DDP(NotCopyable):
@@ -213,6 +215,8 @@ class DDP(NotCopyable):
         if init_sync:
             self.broadcast_parameters()
         self._ownership.begin()
+        for act in tuple(on_made):
+            act(self)
 
     def __repr__(self) -> str:
         size = f"{counted(len(self.buckets), 'bucket')} on {counted(self.comm.size, 'rank')}"
@@ -425,7 +429,38 @@ class DDP(NotCopyable):
         self._ownership.end()
         _remove(self._removes)
 
+    def abandon(self) -> None:
+        """Remove all callbacks and gradients after the loss of a rank, without communication.
+
+        Gradients may be sums of some ranks only, and are views of memory of the lost communicator.
+        """
+        self.reducer.abandon()
+        self._ownership.end()
+        _remove(self._removes)
+
     # -- state ------------------------------------------------------------------------------------
+
+    def sending(self) -> dict[str, Any]:
+        """Return how gradients are sent: buckets, algorithms, and for how many ranks."""
+        grouping = self.reducer.grouping
+        return {
+            "ranks": self.comm.size,
+            "observed": self.reducer.observed,
+            "buckets": grouping.names(),
+            "algorithms": [bucket.algorithm for bucket in grouping.buckets],
+            "buffers": self.buffer_sync.algorithms,
+        }
+
+    def adopt(self, sending: Mapping[str, Any]) -> None:
+        """Send gradients as :meth:`sending` says: on as many ranks, the same bits; collective."""
+        layout = self.reducer.grouping.layout_of(sending["buckets"])
+        if layout is None:
+            return
+        same_size = sending["ranks"] == self.comm.size
+        algorithms = sending["algorithms"] if same_size else None
+        self.reducer.regroup(layout, algorithms, sending.get("observed", True))
+        if same_size:
+            self.buffer_sync.algorithms = sending.get("buffers", {})
 
     def resume_state(self) -> dict[str, Any]:
         """Return the state of module, buckets and hook, to resume a run with the same bits.
@@ -434,14 +469,7 @@ class DDP(NotCopyable):
         state of a communication hook is that of this rank; a :class:`Checkpoint` saves those of all
         ranks.
         """
-        grouping = self.reducer.grouping
-        sending = {
-            "ranks": self.comm.size,
-            "observed": self.reducer.observed,
-            "buckets": grouping.names(),
-            "algorithms": [bucket.algorithm for bucket in grouping.buckets],
-            "buffers": self.buffer_sync.algorithms,
-        }
+        sending = self.sending()
         save = getattr(self.reducer.hook, "save", None)
         hook = {} if save is None else Divided({self.comm.rank: save(self.buckets)})
         return {"module": self.module.state_dict(), "sending": sending, "hook": hook}
@@ -509,12 +537,7 @@ class DDP(NotCopyable):
         self.module.load_state_dict(
             read_all({**state["module"], **own} if own else state["module"])
         )
-        layout = self.reducer.grouping.layout_of(sending["buckets"])
-        if layout is not None:
-            algorithms = sending["algorithms"] if same_size else None
-            self.reducer.regroup(layout, algorithms, sending.get("observed", True))
-            if same_size:
-                self.buffer_sync.algorithms = sending.get("buffers", {})
+        self.adopt(sending)
         if hook and restore is None and self.comm.rank == 0:
             log.warning(
                 "the saved state of a communication hook is ignored: this DDP has no such hook"

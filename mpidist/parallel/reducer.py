@@ -124,11 +124,20 @@ class Reducer:
 
     def close(self) -> None:
         """Remove all callbacks, and free the communicator of the buckets; collective."""
+        self._stop_listening()
+        if self._owns_comm and self.comm.broken is None:
+            self.comm.free()
+
+    def abandon(self) -> None:
+        """Remove all callbacks and gradients, without communication."""
+        self._stop_listening()
+        for gradient in self.gradients:
+            gradient.parameter.grad = None
+
+    def _stop_listening(self) -> None:
         for remove in filter(None, self._handles):
             remove()
         self._handles = []
-        if self._owns_comm and self.comm.broken is None:
-            self.comm.free()
 
     # -- a step ------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class Estimates:
         if calibration is not None:
             self.learn(calibration)
         self.unfit = tuning and tuning.why_not(library, self.ranks_per_node)
-        self._trials: dict[Hashable, dict[str, float]] = {}
+        self.trials: dict[Hashable, dict[str, float]] = {}  # what was tried out, by kind of call
 
     def learn(self, calibration: Calibration) -> None:
         """Set the constants of the cost model."""
@@ -185,14 +185,14 @@ class Estimates:
 
     def tried(self, call: Call, memory: str) -> dict[str, float]:
         """Return the measured seconds of each way to serve calls like this one, if known."""
-        return self._trials.get(_alike(call, memory), {})
+        return self.trials.get(_alike(call, memory), {})
 
     def learn_trial(self, call: Call, memory: str, times: dict[str, float]) -> None:
         """Keep the measured seconds of further ways to serve calls like this one.
 
         What is known stays, so that no choice made by it changes.
         """
-        self._trials[_alike(call, memory)] = times | self.tried(call, memory)
+        self.trials[_alike(call, memory)] = times | self.tried(call, memory)
 
     @property
     def uncalibrated(self) -> bool:

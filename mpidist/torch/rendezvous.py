@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers as HANDLERS
 
 from ..communicator.communicator import Communicator
+from ..communicator.launch import on_replace
 from ..communicator.launcher_notes import HYDRA, OPEN_MPI, SLURM
 from ..errors import InvalidArgument
 from .store import MpiStore
@@ -124,16 +127,35 @@ def _share_address(comm: Communicator) -> None:
             free.bind(("", 0))
             host, port = comm.broadcast_object((socket.gethostname(), free.getsockname()[1]))
         _address = (host, str(port))
-    values = {
-        "RANK": str(comm.rank),
-        "WORLD_SIZE": str(comm.size),
-        "LOCAL_RANK": str(comm.topology.local_rank),
-        "LOCAL_WORLD_SIZE": str(comm.topology.local_size),
-    }
-    missing = {name: value for name, value in values.items() if name not in os.environ}
+    missing = {n: value for n, value in _variables(comm).items() if n not in os.environ}
     if "MASTER_ADDR" not in os.environ:
         missing["MASTER_ADDR"], missing["MASTER_PORT"] = _address
     _set(missing, os.environ)
+
+
+def renew(comm: Communicator) -> None:
+    """Begin anew with a communicator that has taken the place of the default one.
+
+    The groups of the one before are destroyed, without a word to lost ranks.
+    """
+    global _root, _store, _address
+    if dist.is_initialized():
+        with suppress(Exception):  # of a broken communicator: nothing of it is needed
+            dist.destroy_process_group()
+    gc.collect()  # a DistributedDataParallel of before, whose callbacks are on the parameters
+    _root = _store = _address = None
+    ours = _ours(os.environ)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name in ours:
+            del os.environ[name]
+    values = _variables(comm)
+    _set({name: value for name, value in values.items() if name in ours}, os.environ)
+
+
+def _variables(comm: Communicator) -> dict[str, str]:
+    """Return torchrun's variables for this rank, by name."""
+    place = comm.rank, comm.size, comm.topology.local_rank, comm.topology.local_size
+    return {name: str(value) for name, value in zip(TORCHRUN, place)}
 
 
 def _without_address(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,3 +177,4 @@ def register() -> None:
     if SCHEME not in HANDLERS:
         dist.register_rendezvous_handler(SCHEME, rendezvous)
         HANDLERS["env"] = _without_address(HANDLERS["env"])
+        on_replace.append(renew)

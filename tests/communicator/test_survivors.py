@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from functools import cache
 
 import pytest
 
@@ -11,7 +10,6 @@ import mpidist
 from mpidist.errors import InvalidArgument
 from mpidist.launcher.flight import Job
 from mpidist.launcher.job import JobOptions
-from mpidist.launcher.mpi import OPEN_MPI, find_library
 from tests.support import processes
 from tests.support.jobs import (
     HERE,
@@ -22,6 +20,7 @@ from tests.support.jobs import (
     job,
     no_memory_left_behind,
     said,
+    tolerant,
 )
 
 # On more ranks than are lost, one in each call; what ends a rank other than SIGKILL behind a colon.
@@ -33,13 +32,6 @@ CHAINS = [
     "barrier:segv broadcast:exit3 objects empty",
     "sub native:exit3 symmetric",
 ]
-
-
-@cache
-def tolerant():
-    """Whether this MPI can go on after a loss."""
-    library = find_library()
-    return library.vendor == OPEN_MPI and library.version >= (5,)
 
 
 def lossy(ranks, *arguments):

@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from mpidist.launcher.mpi import OPEN_MPI, find_library
 from tests.support import failure_jobs, processes
 
 HERE = Path(__file__).resolve().parent
@@ -83,3 +85,10 @@ def no_memory_left_behind() -> Iterator[None]:
 def said(job: Job, text: str) -> list[int]:
     """The ranks that said what begins so."""
     return [rank for rank, words in enumerate(job.words) if any(w.startswith(text) for w in words)]
+
+
+@cache
+def tolerant() -> bool:
+    """Whether this MPI can go on after a loss."""
+    library = find_library()
+    return library.vendor == OPEN_MPI and library.version >= (5,)

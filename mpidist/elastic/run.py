@@ -1,0 +1,279 @@
+"""``md.elastic``: a training function that runs again, on other ranks, when one of them is lost."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, overload
+
+import numpy as np
+
+from ..arguments import whole
+from ..communicator import launch, layers
+from ..communicator.communicator import Communicator
+from ..errors import CommunicationError, InvalidArgument, RankFailed
+from ..measure import counted, format_time
+from .state import State
+
+log = logging.getLogger("mpidist")
+Train = Callable[..., Any]
+NAP = 5e-3  # seconds between two looks of a spare
+KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is lost
+_ENDED = 77  # tag of the message that ends the wait of a spare
+
+
+@overload
+def elastic(train: Train) -> Train: ...
+
+
+@overload
+def elastic(*, min_ranks: int = 1) -> Callable[[Train], Train]: ...
+
+
+def elastic(train: Train | None = None, *, min_ranks: int = 1) -> Any:
+    """Decorate a training function, which then goes on when a rank is lost.
+
+    The function is called with a communicator and a :class:`State`; who calls it passes the state
+    alone.  When a rank is lost it is left by an exception, and called again with a communicator of
+    the ranks that go on, and the state of the last commit::
+
+        @md.elastic
+        def train(comm, state):
+            model = md.DDP(net, comm)
+            data = state.keep("data", md.shard(samples, comm, shuffle=True))
+            while data.epoch < 10:
+                for x, y in data:
+                    ...
+                    optimizer.step()
+                    state.commit()
+
+        train(md.State(net=net, optimizer=optimizer))
+
+    If ``mpidist run --spares N`` has started spare ranks, they wait in this call, and one takes the
+    place of a lost rank: then the bits are those of a run without a loss.  Else the others go on
+    as fewer ranks.
+
+    Parameters
+    ----------
+    train : callable
+        The function ``train(comm, state, …)``.  Communicators, and what holds one, are made in it.
+    min_ranks : int
+        Least number of ranks on which training goes on.
+
+    Returns
+    -------
+    callable
+        ``train(state, …)``, collective; it returns what the function returns, on a spare that
+        was not needed None.
+
+    Raises
+    ------
+    InvalidArgument
+        If the first argument is not a State, or `min_ranks` is wrong.
+    RankFailed
+        If a rank is lost, and this launch does not let the others go on, or fewer than `min_ranks`
+        are left.
+    """
+    whole("min_ranks", min_ranks, 1)
+
+    def decorated(function: Train) -> Train:
+        if not callable(function):
+            raise InvalidArgument(f"elastic: {function!r}: expected a function train(comm, state)")
+
+        @wraps(function)
+        def run(state: State, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(state, State):
+                raise InvalidArgument(
+                    f"{getattr(function, '__name__', 'train')}: the first argument has type "
+                    f"{type(state).__name__}: expected a State, such as md.State(net=net)"
+                )
+            return _Job(state, min_ranks).run(
+                lambda comm: function(comm, state, *arguments, **options)
+            )
+
+        return run
+
+    return decorated if train is None else decorated(train)
+
+
+class _Job:
+    """All ranks of an elastic job, in one generation after another.
+
+    Attributes
+    ----------
+    world : Communicator
+        Of all ranks that are alive, spares too.
+    comm : Communicator or None
+        Of those that train, in the order of their numbers; None on a spare.
+    number : int or None
+        The number of this rank among those that train; None on a spare.
+    """
+
+    def __init__(self, state: State, min_ranks: int):
+        self.state, self.min_ranks = state, min_ranks
+        self.world, spares = launch.start_elastic()
+        self.size = self.world.size - spares
+        if not min_ranks <= self.size:
+            raise InvalidArgument(f"min_ranks={min_ranks}: expected at most {self.size}, the ranks")
+        self.number = self.world.rank if self.world.rank < self.size else None
+        self.comm: Communicator | None = None
+        self.lost: dict[int, str] = {}  # in the last change, by number
+        self.measured: Any = None  # by the communicator before
+        self._since = 0.0
+        self._members = list(range(self.size))  # the ranks of the world that train
+        self.why_not = self.world.backend.why_no_survivors() if self.world.size > 1 else "one rank"
+        if self.why_not and self.world.size > 1 and self.world.rank == 0:
+            log.warning("md.elastic: the job ends when a rank is lost: %s", self.why_not)
+
+    def run(self, train: Callable[[Communicator], Any]) -> Any:
+        """Run the function until it has ended on all ranks; return what it returns."""
+        try:
+            while True:
+                try:
+                    self._deal()
+                    result = None
+                    if self.number is None:
+                        self._wait()
+                    else:
+                        result = self._train(train)
+                    if self.why_not or self._vote(True):
+                        return result
+                    self._recover()  # another rank has met a loss before it came here
+                except Exception as error:
+                    if not self._is_loss(error):
+                        raise
+                    self._leave(error)
+                    self._vote(False)
+                    self._recover()
+        finally:
+            self.state.end()
+
+    # -- a generation ------------------------------------------------------------------------------
+
+    def _deal(self) -> None:
+        """Deal the numbers of lost ranks to spares, and form the communicator of who trains."""
+        # Five ranks of which the last is a spare, before and after rank 1 is lost::
+        #
+        #     world     0  1  2  3  4        0     1  2  3
+        #     number    0  1  2  3  -        0     2  3  1
+        #
+        # Without a spare the numbers 0 2 3 become 0 1 2.
+        numbers = layers.everyone(self.world, self.number)
+        free = sorted(set(range(self.size)) - set(numbers))
+        spares = [r for r, number in enumerate(numbers) if number is None]
+        holder = {number: r for r, number in enumerate(numbers) if number is not None}
+        holder |= dict(zip(free, spares))
+        members = [holder[number] for number in sorted(holder)]
+        if len(members) < self.min_ranks:
+            raise InvalidArgument(
+                f"md.elastic: {counted(len(members), 'rank')} are left, min_ranks={self.min_ranks}"
+            )
+        self._members, self.size, here = members, len(members), self.world.rank
+        self.number = members.index(here) if here in members else None
+        if self.number is not None:
+            all_of_them = members == list(range(self.world.size))
+            self.comm = self.world if all_of_them else layers.over(self.world, members)
+
+    def _train(self, train: Callable[[Communicator], Any]) -> Any:
+        """Call the function, and tell the spares when it has ended on all ranks."""
+        comm = self.comm
+        assert comm is not None
+        launch.take_place(comm)
+        self.state.begin(comm, self.lost, self.measured)
+        if self._since and comm.rank == 0:
+            who = "; ".join(f"rank {r} {why}" for r, why in sorted(self.lost.items()))
+            log.warning(
+                "%s: step %d goes on with %s after %s",
+                *(who or "a rank was lost", self.state.step + 1, counted(comm.size, "rank")),
+                format_time(time.perf_counter() - self._since),
+            )
+        self._since = 0.0
+        result = train(comm)
+        comm.barrier()
+        if comm.rank == 0:
+            note = np.zeros(1, np.int64)
+            others = set(range(self.world.size)) - set(self._members)
+            for spare in sorted(others):
+                self.world.send(note, spare, tag=_ENDED)
+        return result
+
+    def _wait(self) -> None:
+        """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
+        world, note = self.world, np.zeros(1, np.int64)
+        ended = world.irecv(note, self._members[0], tag=_ENDED)
+        while not ended.test():
+            lost = self._lost()
+            if lost:
+                raise RankFailed(f"rank {world.rank}: a rank is lost", ranks=tuple(lost))
+            time.sleep(NAP)
+
+    # -- a loss ------------------------------------------------------------------------------------
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Return whether a rank is lost, by which any call may have ended in an error."""
+        if self.why_not or getattr(error, "echo", False):
+            return False
+        until = time.monotonic() + KNOWN_WITHIN
+        follows = isinstance(error, (CommunicationError, RuntimeError))
+        while not self._lost():
+            if not follows or time.monotonic() > until:
+                return False
+            time.sleep(1e-3)
+        # What ends by an exception would be raised by others, too: the job ends.
+        return not any(map(self.world.backend.raised, self._lost()))
+
+    def _lost(self) -> dict[int, str]:
+        """Return the lost ranks of those that train: a spare is not needed."""
+        lost = self.world.backend.lost()
+        return {r: why for r, why in lost.items() if r in self._members}
+
+    def _leave(self, error: Exception) -> None:
+        """Let the calls of all ranks end, and free what belongs to this generation."""
+        self._since = self._since or time.perf_counter()
+        if not isinstance(error, (CommunicationError, RuntimeError)):
+            log.warning("rank %d: %s: %s", self.world.rank, type(error).__name__, error)
+        self.world.backend.leave_all()
+        _forget(error)
+
+    def _vote(self, ended: bool) -> bool:
+        """Return whether training has ended on all ranks; collective.
+
+        Each rank votes once in a generation, whether it has met a loss or the end: so that none
+        leaves while another one needs it.
+        """
+        return self.world.backend.vote(ended, self.world.timeout)
+
+    def _recover(self) -> None:
+        """Leave this generation, and form the world of the ranks that are left; collective."""
+        self._since = self._since or time.perf_counter()
+        comm = self.comm
+        self.measured = layers.known(comm) if comm is not None and self.number is not None else None
+        for ddp in self.state.leave():
+            ddp.abandon()
+        self.comm = None
+        self.lost = self._by_number()
+        self.world = self.world.survivors()
+
+    def _by_number(self) -> dict[int, str]:
+        """Return the lost ranks that were training, by their numbers, and how each ended."""
+        return {self._members.index(r): why for r, why in self._lost().items()}
+
+
+def _forget(error: BaseException) -> None:
+    """Free what the frames of an exception hold: wrappers with callbacks, memory of the loss."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            with suppress(RuntimeError):  # a frame that runs
+                traceback.clear_frames(one.__traceback__)
+            chain += [one.__cause__, one.__context__]
+            one.__traceback__ = None
+    gc.collect()

@@ -1,0 +1,846 @@
+"""The objects from which training continues after a loss, and how they get to who needs them."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..checkpoint.segments import convert
+from ..checkpoint.state import state_of
+from ..checkpoint.tree import Leaf, flatten, merge, unflatten
+from ..communicator import layers
+from ..communicator.communicator import Communicator
+from ..errors import CommunicationError, InvalidArgument, MpidistError
+from ..frameworks.base import Remove, dtype_name, find_dtype, framework_of, library
+from ..frameworks.generators import source_of
+from ..parallel import ddp as wrapper
+from ..parallel.ddp import DDP
+from ..parallel.zero import ZeroOptimizer
+from .vault import Reader, Vault
+
+log = logging.getLogger("mpidist")
+T = TypeVar("T")
+GENERATOR, MODEL, SMALL = "generator", "model", "small"
+_PLAIN = (bool, int, float, str, tuple)
+
+Packed = tuple[str, dict[str, tuple[np.ndarray, str, int, tuple[int, ...], bool]]]
+"""A state: the JSON tree in which :func:`flatten` puts it, and its arrays, as bytes, by path."""
+
+
+def packed(value: Any, name: str) -> Packed:
+    """Return a state with the bytes of its arrays, which are views where that is possible."""
+    leaves: dict[str, Leaf] = {}
+    tree = flatten(value, name, leaves)
+    arrays = {
+        path: (leaf.flat.view(np.uint8), dtype_name(leaf.flat.dtype), *_place(leaf))
+        for path, leaf in leaves.items()
+    }
+    return tree, arrays
+
+
+def _place(leaf: Leaf) -> tuple[int, tuple[int, ...], bool]:
+    return leaf.start, leaf.shape, leaf.whole
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An array of which each rank had a part, as :meth:`ZeroOptimizer.load_state_dict` reads it."""
+
+    flat: np.ndarray
+    library: str
+
+    def read(self, start: int, stop: int) -> Any:
+        """Return elements `start` to `stop` (exclusive) of the flattened array."""
+        return convert(self.flat[start:stop].copy(), self.library, (stop - start,))
+
+
+def unpacked(states: Sequence[Packed], name: str) -> Any:
+    """Return the state of which each of `states` may be the part of one rank."""
+
+    def unlike(path: str, ranks: Sequence[int]) -> None:
+        raise MpidistError(f"{path} differs between ranks: declare {name} in per_rank")
+
+    def give(path: str, library: str) -> Any:
+        parts = [arrays[path] for _, arrays in states if path in arrays]
+        flat, dtype, start, shape, whole = parts[0]
+        kind = find_dtype(dtype)
+        if whole:
+            return convert(flat.view(kind).copy(), library, shape)
+        joined = np.empty(int(np.prod(shape)), kind)
+        for flat, _, start, _, _ in parts:
+            piece = flat.view(kind)
+            joined[start : start + len(piece)] = piece
+        return Joined(joined, library)
+
+    return unflatten(merge({r: tree for r, (tree, _) in enumerate(states)}, name, unlike), give)
+
+
+def to_parts(content: object) -> list[bytes | memoryview]:
+    """Return an object as bytes for a vault; its arrays are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(content, 5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    return [struct.pack(f"<{len(raw) + 2}Q", len(raw), len(head), *map(len, raw)), head, *raw]
+
+
+def from_bytes(data: bytes | np.ndarray) -> Any:
+    """Return the object of :func:`to_parts`; its arrays are views of `data`."""
+    view = memoryview(data)  # type: ignore[arg-type]
+    (count,) = struct.unpack_from("<Q", view)
+    lengths = struct.unpack_from(f"<{count + 1}Q", view, 8)
+    at, parts = 8 * (count + 2), []
+    for length in lengths:
+        parts.append(view[at : at + length])
+        at += length
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+@dataclass
+class Kept:
+    """One object of a State."""
+
+    name: str
+    value: Any
+    kind: str
+    per_rank: bool
+    made_inside: bool = False  # of `keep`: made anew in each generation
+    buffers: list[Any] = field(default_factory=list)  # of a model, as they were at the last commit
+    remove: Remove | None = None  # the callback for forwards
+
+    @property
+    def divided(self) -> bool:
+        """Whether each rank has a part of the state, and any number of ranks can load the parts."""
+        return getattr(self.value, "takes_slices", False)
+
+    def state(self) -> Any:
+        """Return the state, with views of the object's arrays."""
+        if not hasattr(self.value, "state_dict"):
+            return self.value
+        state, options = state_of(self.value), {}
+        if not hasattr(self.value, "param_groups") and hasattr(self.value, "learning_rate"):
+            # Optimizers of mpidist.nn: their rates are attributes, and no part of the state.
+            options = {k: v for k, v in vars(self.value).items() if isinstance(v, _PLAIN)}
+        return {"state": state, "options": options}
+
+    def load(self, state: Any) -> None:
+        """Restore a result of :meth:`state`."""
+        if hasattr(self.value, "load_state_dict"):
+            self.value.load_state_dict(state["state"])
+            if state["options"]:
+                vars(self.value).update(state["options"])
+            return
+        if np.shape(state) != np.shape(self.value):
+            raise InvalidArgument(
+                f"{self.name} has shape {np.shape(self.value)}, and that of the last commit had "
+                f"{np.shape(state)}: expected the same, or State.parts({self.name!r})"
+            )
+        if library(self.value) == "torch":
+            self.value.detach().copy_(state)  # a leaf of autograd, too
+        else:
+            self.value[...] = state
+
+    def forget_gradients(self) -> None:
+        """Set the gradients to None: they may be sums of some ranks only."""
+        if self.kind != MODEL:
+            return
+        found = getattr(self.value, "parameters", None)
+        for p in found() if callable(found) else found or ():
+            p.grad = None
+        for group in getattr(self.value, "param_groups", ()):
+            for p in group["params"]:
+                p.grad = None
+
+    def read_buffers(self) -> list[Any]:
+        """Return the buffers of a model, in which a forward may count; [] of other objects."""
+        if self.kind != MODEL or not callable(getattr(self.value, "parameters", None)):
+            return []
+        return [array for _, array in framework_of(self.value).buffers(self.value)]
+
+
+@dataclass
+class Told:
+    """What a rank tells the others at the begin of a generation."""
+
+    names: list[tuple[str, str, bool]]
+    asked: bool  # for copies
+    copies: bool  # whether commits have copied: who is new does not know it
+    generation: int  # the last one that all ranks have begun, -1 for none
+    ranks: dict[int, int]  # this rank's number in that one, and in one that was begun in part
+    step: int | None  # of the state that it has; None: it has none, or one restored by half
+    touched: bool  # an optimizer has made a step since
+    vault: list[str]
+
+
+@dataclass
+class Membership:
+    """The ranks of one generation, as far as their vaults can be read here."""
+
+    generation: int
+    size: int
+    rank: int
+    readers: dict[int, Reader]
+
+    def close(self) -> None:
+        """Close the files of the vaults."""
+        for reader in self.readers.values():
+            reader.close()
+
+
+class State:
+    """The objects from which training continues when the ranks change.
+
+    Parameters
+    ----------
+    per_rank : iterable of str
+        Names of objects that differ between the ranks: each rank's is kept, and a rank that takes
+        the place of a lost one gets that one's.  Random number generators always are.
+    copies : bool, optional
+        Whether `commit` copies all objects into memory that outlives this process, a share of
+        1 / ranks of those that the ranks have alike.  By default only where it is necessary: with
+        objects in `per_rank`, and a :class:`ZeroOptimizer`.
+    **objects
+        Models, optimizers and whatever else has ``state_dict()`` and ``load_state_dict()``, arrays,
+        and random number generators (see :class:`Checkpoint`), by name.  Those that hold a
+        communicator are made inside of the function, and given to :meth:`keep`.
+
+    Attributes
+    ----------
+    step : int
+        Number of commits so far.
+    generation : int
+        How often the ranks have changed so far.
+    lost : mapping of int to str
+        The ranks lost in the last change, and how each ended: "on node3 was killed by signal 9
+        (SIGKILL)".
+    values : dict
+        The values of the last commit.
+
+    Raises
+    ------
+    InvalidArgument
+        If an object cannot be restored, or a name in `per_rank` is none of an object.
+
+    Notes
+    -----
+    Without `copies` an object that all ranks have alike is not copied: a rank that is left has it.
+    So it may change only between the last call of the communicator in a step and `commit`, as
+    weights do in ``optimizer.step()``; and random number generators, and buffers of a model, only
+    before that call.  With `copies` there is no such rule, and `commit` takes the time of a copy.
+    """
+
+    def __init__(self, *, per_rank: Iterable[str] = (), copies: bool | None = None, **objects: Any):
+        self._kept: dict[str, Kept] = {}
+        self._asked = copies
+        names = {per_rank} if isinstance(per_rank, str) else set(per_rank)
+        if names - set(objects):
+            raise InvalidArgument(
+                f"per_rank={sorted(names)}: expected names of objects: {', '.join(objects)}"
+            )
+        if copies not in (None, True, False):
+            raise InvalidArgument(f"copies={copies!r}: expected True, False or None")
+        for name, value in objects.items():
+            self._add(name, value, name in names)
+        self.step, self.generation = 0, 0
+        self.lost: Mapping[int, str] = {}
+        self.values: dict[str, Any] = {}
+        self._comm: Communicator | None = None
+        self._last: Membership | None = None
+        self._next: Membership | None = None
+        self._vault: Vault | None = None
+        self._valid, self._loaded = True, False  # in full; from another rank
+        self._held: dict[str, Any] = {}  # states of the last commit, for `keep`
+        self._parts: dict[str, dict[int, Any]] = {}
+        self._small = b""  # at the last commit
+        self._own, self._written = b"", b""  # as in the last record
+        self._sending: list[dict[str, Any] | None] = []  # of the DDPs, at the last commit
+        self._same = True  # whether there are as many ranks as before the last change
+        self._ddps: list[DDP] = []
+        self._marks: list[Any] = []  # of their buckets, when `_sent` was taken
+        self._sent: list[dict[str, Any] | None] = []
+        self._alike: set[int] = set()  # models whose buffers are the same on all ranks
+        self._removes: list[Callable[[], object]] = []
+        self._called = self._touched = self._forwarded = False
+
+    def _add(self, name: str, value: Any, per_rank: bool) -> Kept:
+        if isinstance(value, DDP):
+            raise InvalidArgument(
+                f"{name} is a DDP, which holds a communicator: give State the module that it "
+                "wraps, and make the DDP inside of the function"
+            )
+        if hasattr(value, "by_stage") or type(value).__name__ == "Pipeline":
+            raise InvalidArgument(
+                f"{name} is a {type(value).__name__}, whose stages are on different ranks: it can "
+                "be saved by a Checkpoint, and not be restored after a loss"
+            )
+        model = callable(getattr(value, "parameters", None))
+        optimizer = hasattr(value, "param_groups") or hasattr(value, "zero_grad")
+        if source_of(value) is not None:
+            kind = GENERATOR
+        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            kind = MODEL if model or optimizer or isinstance(value, ZeroOptimizer) else SMALL
+        elif isinstance(value, np.ndarray) or library(value) is not None:
+            kind = MODEL
+        else:
+            raise InvalidArgument(
+                f"{name} has type {type(value).__name__}, which cannot be restored: expected an "
+                "object with state_dict() and load_state_dict(), an array, or a random number "
+                "generator; plain values are arguments of commit()"
+            )
+        kept = Kept(name, value, kind, per_rank)
+        if kind is MODEL:
+            packed(kept.state(), name)  # raises for what cannot be kept, now and not at a loss
+        elif kind is SMALL:
+            try:
+                pickle.dumps(kept.state(), 5)
+            except Exception as error:
+                raise InvalidArgument(f"{name}: its state cannot be kept: {error}") from error
+        if self._asked is False and self._needs_copy(kept):
+            raise InvalidArgument(
+                f"copies=False: {name} is another one on each rank: expected True or None"
+            )
+        self._kept[name] = kept
+        return kept
+
+    @staticmethod
+    def _needs_copy(kept: Kept) -> bool:
+        return kept.divided or (kept.per_rank and kept.kind is not GENERATOR)
+
+    @property
+    def copies(self) -> bool:
+        """Whether `commit` copies all objects."""
+        return bool(self._asked) or any(map(self._needs_copy, self._kept.values()))
+
+    # -- inside of the function -------------------------------------------------------------------
+
+    def keep(self, name: str, made: T, per_rank: bool = False) -> T:
+        """Keep an object that was made inside of the function, and restore it if a commit has it.
+
+        Parameters
+        ----------
+        name : str
+            Its name, another one than those of the other objects.
+        made : object
+            The object, such as a shard or a ZeroOptimizer.
+        per_rank : bool
+            Whether it differs between the ranks.
+
+        Returns
+        -------
+        object
+            `made`.
+        """
+        self._inside("keep")
+        there = self._kept.get(name)
+        if there is not None and not there.made_inside:
+            raise InvalidArgument(f"keep({name!r}): State has an object of this name already")
+        kept = self._add(name, made, per_rank)
+        kept.made_inside = True
+        if name in self._held:
+            held = self._held.pop(name)
+            if kept.kind is GENERATOR:
+                _set_generator(made, held)
+            else:
+                kept.load(held)
+        self._observe(kept)
+        return made
+
+    def parts(self, name: str) -> dict[int, Any]:
+        """Return the states of a `per_rank` object at the last commit before the ranks changed.
+
+        Returns
+        -------
+        dict of int to object
+            That of each rank, by its rank then, those of lost ranks too: arrays, or results of
+            ``state_dict()``.  It is empty before the first change.
+        """
+        return dict(self._parts.get(name, {}))
+
+    def commit(self, **values: Any) -> None:
+        """Mark that this step is complete: after a loss, training continues behind it.
+
+        It sends nothing, but where the step had no call of the communicator: then it is a barrier,
+        so that no rank is two steps ahead of another.
+
+        Parameters
+        ----------
+        **values
+            Plain values, such as ``epoch=3``, which are in `values` afterwards.
+
+        Raises
+        ------
+        InvalidArgument
+            If a value cannot be kept, or a random number generator was used since the last call of
+            the communicator, so that nobody could know its state if this rank were lost.
+        """
+        comm = self._inside("commit")
+        if not self._called:
+            comm.barrier()
+        if comm.size == 1:  # which has nobody to call
+            self._before_call()
+        try:
+            small = self._take_small(values)
+        except Exception as error:
+            raise InvalidArgument(f"rank {comm.rank}: commit: {error}") from error
+        step = self.step + 1
+        if self.copies:
+            assert self._vault is not None
+            self._vault.write(step, to_parts(self._everything(small)))
+        elif self._own_state() != self._own:
+            raise InvalidArgument(
+                f"rank {comm.rank}: commit: a random number generator was used after the last call "
+                "of the communicator in this step: call commit() directly behind the step of the "
+                "optimizer, or pass State(copies=True)"
+            )
+        self._sending = self._now_sending()
+        self._small, self.step, self.values = small, step, dict(values)
+        self._called = self._touched = self._forwarded = False
+        self._observe_buffers()
+
+    def _inside(self, what: str) -> Communicator:
+        if self._comm is None:
+            raise InvalidArgument(
+                f"State.{what}: expected inside of the function that md.elastic decorates"
+            )
+        return self._comm
+
+    # -- what is kept at a commit, and before the calls of a step ---------------------------------
+
+    def _of_kind(self, *kinds: str) -> list[Kept]:
+        return [kept for kept in self._kept.values() if kept.kind in kinds]
+
+    def _take_small(self, values: Mapping[str, Any]) -> bytes:
+        """Return, as bytes, what all ranks have alike and changes before a commit: positions."""
+        states = {k.name: k.state() for k in self._of_kind(SMALL) if not k.per_rank}
+        return pickle.dumps((states, dict(values)), 5)
+
+    def _own_state(self) -> bytes:
+        """Return, as bytes, what this rank alone has: the states of random number generators."""
+        found = self._of_kind(GENERATOR)
+        return pickle.dumps({k.name: _generator(k.value) for k in found}, 5) if found else b""
+
+    def _before_call(self) -> None:
+        """Write what this rank alone has, as it will be after this step, before a call sends.
+
+        A rank that is left may complete the step of which a lost one has sent its part; then this
+        is all that is known of it.
+        """
+        first, self._called = not self._called, True
+        if self.copies or self._vault is None:
+            return
+        own, buffers = self._own_state(), self._own_buffers()
+        if not own and not buffers:
+            return
+        parts = to_parts((own, buffers))
+        written = b"".join(parts)
+        if first or written != self._written:
+            self._own, self._written = own, written
+            self._vault.write(self.step + 1, [written])
+
+    def _own_buffers(self) -> dict[str, list[Any]]:
+        """Return the buffers of models that are not made equal on all ranks, by model."""
+        found = {
+            k.name: [np.array(b) for b in k.read_buffers()]
+            for k in self._of_kind(MODEL)
+            if id(k.value) not in self._alike
+        }
+        return {name: buffers for name, buffers in found.items() if buffers}
+
+    def _everything(self, small: bytes) -> dict[str, Any]:
+        """Return the content of a record, with this rank's share of what all ranks have alike."""
+        comm = self._inside("commit")
+        shared = self._shared()
+        flat = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
+        total = sum(map(len, flat))
+        first, last = (total * r // comm.size for r in (comm.rank, comm.rank + 1))
+        share, at = [], 0
+        for array in flat:  # of the bytes of all arrays in a row, those from `first` to `last`
+            share.append(array[max(first - at, 0) : max(last - at, 0)])
+            at += len(array)
+        about = {
+            name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
+            for name, (tree, arrays) in shared.items()
+        }
+        own = {
+            k.name: packed(k.state(), k.name)
+            for k in self._kept.values()
+            if k.kind is not GENERATOR and (k.per_rank or k.divided)
+        }
+        return {
+            "small": small,
+            "generators": self._own_state(),
+            "own": own,
+            "buffers": self._own_buffers(),
+            "about": about,
+            "share": [part for part in share if len(part)],
+            "sending": self._now_sending(),
+        }
+
+    def _shared(self) -> dict[str, Packed]:
+        """Return the states of models and arrays that all ranks have alike."""
+        alike = (k for k in self._of_kind(MODEL) if not k.per_rank and not k.divided)
+        return {k.name: packed(k.state(), k.name) for k in alike}
+
+    def _now_sending(self) -> list[dict[str, Any] | None]:
+        """Return how each DDP that has made a step sends; anew where its buckets have changed."""
+        for i, ddp in enumerate(self._ddps):
+            mark = ddp.buckets, ddp.reducer.observed, len(ddp.buffer_sync.algorithms)
+            if ddp.reducer.clock.steps and mark != self._marks[i]:
+                self._marks[i], self._sent[i] = mark, ddp.sending()
+        return list(self._sent)
+
+    # -- the begin of a generation ----------------------------------------------------------------
+
+    def begin(self, comm: Communicator, lost: Mapping[int, str], measured: Any = None) -> None:
+        """Bring the state of the last commit to every rank of a new communicator; collective.
+
+        `lost` are the ranks that were lost, `measured` what :func:`layers.known` returned of the
+        communicator before, where there was one.
+        """
+        vault = Vault()
+        told: list[Told] = layers.everyone(comm, self._tell(vault))
+        self._check_alike(comm, told)
+        newest = max(t.generation for t in told)
+        if self._next is not None and self._next.generation == newest:
+            self._last, self._next = self._next, None
+        known = self._last if self._last and self._last.generation == newest else None
+        self._held, self._parts = {}, {}
+        self._hook(comm)
+        if newest >= 0:
+            self._restore(comm, told, known, newest, measured)
+        self.lost, self.generation = dict(lost), newest + 1
+        small, self._vault = self._small or self._take_small(self.values), vault
+        self._small, self._own = small, self._own_state()
+        self._called = self._touched = self._forwarded = False
+        self._comm = comm
+        content = self._everything(small) if self.copies else (self._own, self._own_buffers())
+        vault.write(self.step, to_parts(content))
+        self._observe_buffers()
+        if self._next is not None:
+            self._next.close()
+        self._next = Membership(newest + 1, comm.size, comm.rank, self._open(comm, told, vault))
+        layers.everyone(comm, True)  # all have written: from here on this generation counts
+        if self._last is not None:
+            self._last.close()
+        self._last, self._next = self._next, None
+        layers.before_calls(comm, self._before_call)
+
+    def _tell(self, vault: Vault) -> Told:
+        names = [(k.name, k.kind, k.per_rank) for k in self._kept.values() if not k.made_inside]
+        begun = [m for m in (self._last, self._next) if m is not None]
+        return Told(
+            sorted(names),
+            bool(self._asked),
+            self.copies,
+            -1 if self._last is None else self._last.generation,
+            {m.generation: m.rank for m in begun},
+            self.step if self._valid and (begun or self._loaded) else None,
+            self._touched,
+            vault.names,
+        )
+
+    def _check_alike(self, comm: Communicator, told: Sequence[Told]) -> None:
+        for rank, other in enumerate(told):
+            if (other.names, other.asked) != (told[0].names, told[0].asked):
+                raise InvalidArgument(
+                    f"rank {comm.rank}: State has {other.names} on rank {rank}, {told[0].names} on "
+                    "rank 0: expected the same objects on all ranks"
+                )
+
+    def _open(self, comm: Communicator, told: Sequence[Told], vault: Vault) -> dict[int, Reader]:
+        """Open the vaults of the ranks of this node."""
+        here = next(group for group in comm.topology.groups if comm.rank in group)
+        others = {r: Reader.open(told[r].vault, r) for r in here if r != comm.rank}
+        return {comm.rank: vault.reader(), **others}
+
+    def _restore(
+        self,
+        comm: Communicator,
+        told: Sequence[Told],
+        known: Membership | None,
+        newest: int,
+        measured: Any,
+    ) -> None:
+        """Restore the state of the last commit on all ranks."""
+        records = {} if known is None else {r: v.steps() for r, v in known.readers.items()}
+        size = None if known is None else known.size
+        offers = layers.everyone(comm, (records, size))
+        before = next(size for _, size in offers if size is not None)
+        self._same = before == comm.size
+        if any(t.copies for t in told):
+            self._restore_copies(comm, offers, known, before)
+        else:
+            self._restore_in_place(comm, told, offers, known, newest)
+        shared = layers.everyone(comm, measured)
+        given = next((m for m in shared if m is not None), None)
+        if given is not None:
+            layers.take_over(comm, given)
+        for kept in self._kept.values():
+            kept.forget_gradients()
+
+    def _restore_copies(
+        self,
+        comm: Communicator,
+        offers: Sequence[tuple[dict[int, dict[int, int]], Any]],
+        known: Membership | None,
+        before: int,
+    ) -> None:
+        """Restore the newest step of which every rank of before has left its record."""
+        complete: list[set[int]] = []
+        for rank in range(before):
+            complete.append({s for records, _ in offers for s in records.get(rank, ())})
+        steps = set.intersection(*complete)
+        if not steps:
+            missing = [r for r, there in enumerate(complete) if not there]
+            why = "they were too far apart"
+            if missing:
+                why = f"that of rank {missing[0]} is gone with its node"
+            raise CommunicationError(
+                f"rank {comm.rank}: md.elastic: no step of which all ranks have left records: {why}"
+            )
+        step = max(steps)
+        contents = []
+        for rank in range(before):
+            holder = next(r for r, (held, _) in enumerate(offers) if step in held.get(rank, ()))
+            data = np.empty(offers[holder][0][rank][step], np.uint8)
+            if holder == comm.rank:
+                assert known is not None
+                data[:] = np.frombuffer(known.readers[rank].read(step), np.uint8)
+            comm.broadcast(data, out=data, root=holder, algorithm="binomial")
+            contents.append(from_bytes(data))
+        self._valid = False
+        first = contents[0]
+        flat = np.concatenate([part for content in contents for part in content["share"]] or [[]])
+        states = _filled(first["about"], flat)
+        mine = known.rank if known is not None else comm.rank if self._same else None
+        for name in first["own"]:
+            own = [content["own"][name] for content in contents]
+            if any(not whole for _, arrays in own for *_, whole in arrays.values()):
+                states[name] = unpacked(own, name)  # each rank had a part of it
+                continue
+            self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
+            if self._same and mine is not None:
+                states[name] = self._parts[name][mine]
+        generators = contents[mine]["generators"] if mine is not None else b""
+        self._apply(states, first["small"], generators, first["sending"])
+        self._set_buffers(contents[mine or 0]["buffers"])
+        self.step, self._valid, self._loaded = step, True, True
+
+    def _restore_in_place(
+        self,
+        comm: Communicator,
+        told: Sequence[Told],
+        offers: Sequence[tuple[dict[int, dict[int, int]], Any]],
+        known: Membership | None,
+        newest: int,
+    ) -> None:
+        """Restore the newest step that a rank has committed, from a rank that has."""
+        have = {r: t.step for r, t in enumerate(told) if t.step is not None}
+        if not have:
+            raise CommunicationError(
+                f"rank {comm.rank}: md.elastic: all ranks with the last commit's state are lost"
+            )
+        step = max(have.values())
+        there = [r for r, s in have.items() if s == step]
+        clean = [r for r in there if not told[r].touched]
+        source = min(clean or there)
+        if not clean and comm.rank == source:
+            log.warning(
+                "a rank was lost between the step of an optimizer and commit(): step %d is done "
+                "twice; call commit() directly behind step()",
+                step + 1,
+            )
+        needs = [r for r in range(comm.size) if r not in (clean or there)]
+        if comm.rank not in needs:
+            for kept in self._of_kind(MODEL):
+                if self._forwarded:
+                    for array, saved in zip(kept.read_buffers(), kept.buffers):
+                        array[...] = saved
+        # Each rank's own state: that of the rank whose place it has, from whoever can read it.
+        new = [r for r in range(comm.size) if newest not in told[r].ranks]
+        holders = {
+            q: next((r for r, (held, _) in enumerate(offers) if step in held.get(q, ())), None)
+            for q in (new if self._same else ())
+        }
+        given: dict[int, bytes] = {}
+        if known is not None:
+            held = [q for q, holder in holders.items() if holder == comm.rank]
+            given = {q: known.readers[q].read(step) for q in held}
+        about = None
+        if comm.rank == source:
+            shared = self._shared()
+            about = (
+                {
+                    name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
+                    for name, (tree, arrays) in shared.items()
+                },
+                self._small or self._take_small(self.values),
+                self._sending,
+            )
+        answers = layers.everyone(comm, (given, about))
+        records = {q: data for held, _ in answers for q, data in held.items()}
+        about, small, sending = answers[source][1]
+        states: dict[str, Any] = {}
+        inside = {k.name for k in self._kept.values() if k.made_inside}
+        if needs or any(name in inside for name in about):
+            count = sum(n for _, arrays in about.values() for n, *_ in arrays.values())
+            flat = np.empty(count, np.uint8)
+            if comm.rank == source:
+                parts = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
+                if parts:
+                    np.concatenate(parts, out=flat)
+            if count:
+                comm.broadcast(flat, out=flat, root=source, algorithm="binomial")
+            states = _filled(about, flat)
+            if comm.rank not in needs:
+                states = {name: state for name, state in states.items() if name in inside}
+        record = b""
+        if comm.rank in records:
+            record = records[comm.rank]
+        elif known is not None and step in known.readers[known.rank].steps():
+            record = known.readers[known.rank].read(step)
+        elif self._same and self._of_kind(GENERATOR):
+            raise CommunicationError(
+                f"rank {comm.rank}: md.elastic: the state at step {step} that rank {comm.rank} "
+                "alone had is lost with its node, or it was more than a step behind"
+            )
+        generators, buffers = from_bytes(record) if record else (b"", {})
+        self._valid = comm.rank not in needs
+        self._apply(states, small, generators, sending)
+        if comm.rank in needs and self._same:
+            self._set_buffers(buffers)
+        self.step, self._valid, self._loaded = step, True, True
+
+    def _set_buffers(self, buffers: Mapping[str, list[Any]]) -> None:
+        for name in buffers.keys() & self._kept.keys():
+            for array, saved in zip(self._kept[name].read_buffers(), buffers[name]):
+                array[...] = saved
+
+    def _apply(
+        self,
+        states: dict[str, Any],
+        small: bytes,
+        generators: bytes,
+        sending: list[dict[str, Any] | None],
+    ) -> None:
+        """Restore states in the objects that are there; those of the others wait for `keep`."""
+        found, self.values = pickle.loads(small)
+        self._small, self._sending = small, sending
+        own = pickle.loads(generators) if generators else {}
+        for name, state in {**states, **found}.items():
+            kept = self._kept.get(name)
+            if kept is None or kept.made_inside:
+                self._held[name] = state
+            else:
+                kept.load(state)
+        for name, state in own.items():
+            kept = self._kept.get(name)
+            if kept is None or kept.made_inside:
+                self._held[name] = state
+            else:
+                _set_generator(kept.value, state)
+
+    # -- what is observed in a generation ---------------------------------------------------------
+
+    def _hook(self, comm: Communicator) -> None:
+        """Let this State know of new DDPs, of forwards and of optimizers' steps."""
+        self._ddps, self._marks, self._sent, self._alike = [], [], [], set()
+
+        def made(ddp: DDP) -> None:
+            number, before = len(self._ddps), self._sending
+            sending = before[number] if number < len(before) and self.generation else None
+            if sending is not None:  # the same buckets: for the same bits
+                ddp.adopt(sending)
+            self._ddps.append(ddp)
+            self._marks.append(None)
+            self._sent.append(sending)
+            if ddp.buffer_sync.how != "keep":
+                self._alike.add(id(ddp.module))
+            if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
+                log.warning("what a communication hook has left out so far is lost with a rank")
+
+        wrapper.on_made.append(made)
+        self._removes.append(partial(wrapper.on_made.remove, made))
+        for library_name in {library(k.value) for k in self._of_kind(MODEL)}:
+            example = next(k for k in self._of_kind(MODEL) if library(k.value) == library_name)
+            self._removes.append(framework_of(example.value).on_step(self._touch))
+        for kept in self._kept.values():
+            self._observe(kept)
+
+    def _touch(self, *_: Any) -> None:
+        self._touched = True
+
+    def _observe(self, kept: Kept) -> None:
+        """Know when a forward of a model begins: it may change buffers."""
+        if kept.kind is MODEL and callable(getattr(kept.value, "parameters", None)):
+            remove = framework_of(kept.value).on_forward(kept.value, self._note_forward)
+            if remove is not None:
+                self._removes.append(remove)
+            else:
+                self._always = True
+
+    _always = False  # whether there is a model whose forwards are not told
+
+    def _note_forward(self) -> None:
+        if not self._forwarded:
+            self._save_buffers()
+            self._forwarded = True
+
+    def _save_buffers(self) -> None:
+        for kept in self._of_kind(MODEL):
+            kept.buffers = [np.array(array) for array in kept.read_buffers()]
+
+    def _observe_buffers(self) -> None:
+        """Save buffers at a commit, of models whose forwards are not told."""
+        if self._always:
+            self._save_buffers()
+            self._forwarded = True
+
+    def leave(self) -> list[DDP]:
+        """End the generation, without communication; return its DDPs."""
+        ddps, self._ddps, self._comm = self._ddps, [], None
+        while self._removes:
+            self._removes.pop()()
+        return ddps
+
+    def end(self) -> None:
+        """Give back all memory, at the end of training."""
+        self.leave()
+        for membership in filter(None, (self._last, self._next)):
+            membership.close()
+        self._last = self._next = None
+        if self._vault is not None:
+            self._vault.close()
+            self._vault = None
+
+
+def _filled(about: Mapping[str, Any], flat: np.ndarray) -> dict[str, Any]:
+    """Return states whose arrays are in a row in `flat`."""
+    states, at = {}, 0
+    for name, (tree, arrays) in about.items():
+        given = {}
+        for path, (length, *rest) in arrays.items():
+            given[path] = (flat[at : at + length], *rest)
+            at += length
+        states[name] = unpacked([(tree, given)], name)
+    return states
+
+
+def _generator(value: Any) -> Any:
+    source = source_of(value)
+    assert source is not None
+    state = source.get_state()
+    return ("torch", state.cpu().numpy()) if library(state) == "torch" else ("", state)
+
+
+def _set_generator(value: Any, state: tuple[str, Any]) -> None:
+    source = source_of(value)
+    assert source is not None
+    name, given = state
+    source.set_state(convert(np.array(given), name, given.shape) if name else given)

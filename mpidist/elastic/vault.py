@@ -1,0 +1,130 @@
+"""Memory of a rank that outlives it: the other ranks of its node read its last records there."""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+
+from ..backends.memory_file import available
+from ..errors import LaunchError
+
+SLOTS = 3  # a rank may write step k + 2 while another needs k: nobody commits a step ahead of k + 1
+UNCHECKED_BYTES = 64 << 10  # by which a record may grow without a look at the free memory
+_HEAD = struct.Struct("<8sqQ")  # mark, step, bytes that follow
+_MARK, _TORN = b"mpidist1", b"\0" * 8
+
+
+class Vault:
+    """The records of a rank, one of each of its last steps.
+
+    Each slot is an anonymous file in memory: nothing is left behind however the job ends, and the
+    kernel keeps it while another rank of the node has it open.  A record is written between two
+    marks, so that one which a kill has cut off is recognised.
+    """
+
+    def __init__(self) -> None:
+        self._files = [os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)]
+        self._longest = 0
+        self._end = weakref.finalize(self, _close, self._files)
+
+    @property
+    def names(self) -> list[str]:
+        """The paths under which other processes of the node open the slots."""
+        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+
+    def write(self, step: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Write the record of a step, in place of the one `SLOTS` steps before.
+
+        MemoryError, with the size, if there is not enough memory for it.
+        """
+        length = sum(memoryview(part).nbytes for part in parts)
+        if length > self._longest:
+            more, free = SLOTS * (length - self._longest), available()
+            if more > UNCHECKED_BYTES and more > free:
+                raise MemoryError(
+                    f"the state of a step takes {length} bytes of this rank's vault, "
+                    f"{SLOTS * length} for {SLOTS} steps; {int(free)} are free"
+                )
+            self._longest = length
+        file = self._files[step % SLOTS]
+        os.pwrite(file, _HEAD.pack(_TORN, step, length), 0)
+        at = _HEAD.size
+        for part in parts:
+            left = memoryview(part).cast("B")
+            while len(left):  # Linux writes 2 GiB at most
+                done = os.pwrite(file, left, at)
+                left, at = left[done:], at + done
+        os.pwrite(file, _HEAD.pack(_MARK, step, length), 0)
+
+    def reader(self) -> Reader:
+        """Return a reader of this vault, in the same process."""
+        return Reader([os.dup(file) for file in self._files])
+
+    def close(self) -> None:
+        """Give the memory back, unless others have it open."""
+        self._end()
+
+
+class Reader:
+    """The vault of a rank of this node, of this one or another; open after that rank's end, too."""
+
+    def __init__(self, files: list[int]):
+        self._files = files
+        self._end = weakref.finalize(self, _close, files)
+
+    @classmethod
+    def open(cls, names: Sequence[str], rank: int) -> Reader:
+        """Open the vault of another rank by its :attr:`Vault.names`."""
+        files: list[int] = []
+        try:
+            for slot, name in enumerate(names):
+                files.append(os.open(name, os.O_RDONLY))
+                if f"mpidist-vault-{slot}" not in os.readlink(f"/proc/self/fd/{files[-1]}"):
+                    raise OSError(f"{name} is another file")
+        except OSError as error:
+            _close(files)
+            raise LaunchError(
+                f"md.elastic: the vault of rank {rank} cannot be opened ({error}): expected the "
+                "ranks of a node to see the same /proc, as they do outside of containers of their "
+                "own"
+            ) from None
+        return cls(files)
+
+    def steps(self) -> dict[int, int]:
+        """Return the length in bytes of each complete record, by step."""
+        found = {}
+        for file in self._files:
+            mark, step, length = _head(file)
+            if mark == _MARK:
+                found[step] = length
+        return found
+
+    def read(self, step: int) -> bytes:
+        """Return the record of a step; KeyError if there is none that is complete."""
+        file = self._files[step % SLOTS]
+        mark, there, length = _head(file)
+        if mark != _MARK or there != step:
+            raise KeyError(step)
+        parts, at = [], _HEAD.size
+        while at < _HEAD.size + length:
+            parts.append(os.pread(file, _HEAD.size + length - at, at))
+            if not parts[-1]:
+                raise KeyError(step)
+            at += len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._end()
+
+
+def _head(file: int) -> tuple[bytes, int, int]:
+    head = os.pread(file, _HEAD.size, 0)
+    return _HEAD.unpack(head) if len(head) == _HEAD.size else (_TORN, 0, 0)
+
+
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())

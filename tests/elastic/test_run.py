@@ -1,0 +1,227 @@
+"""md.elastic in real jobs: ranks are killed, and training ends with the bits of a run without."""
+
+import os
+import re
+import sys
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import mpidist as md
+from tests.support import elastic_chaos, processes
+from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
+
+STEPS = 40
+TORCH = ("ddp", "zero", "torch")
+needs_ulfm = pytest.mark.skipif(not tolerant(), reason="needs Open MPI")
+
+
+def train(wrapper, kills="", ranks=3, spares=1, how="kill", steps=STEPS, **env):
+    """Run a job; return what became of it, and what its ranks said at the end."""
+    if wrapper in TORCH and find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    finished, _, done = elastic_chaos.train(
+        wrapper, steps, ranks, spares, KILL=kills, HOW=how, MPIDIST_TIMEOUT="40", **env
+    )
+    assert not finished.timed_out, finished.output
+    return finished, done
+
+
+@cache
+def expected(wrapper, ranks=3):
+    finished, done = train(wrapper, ranks=ranks)
+    assert finished.status == 0 and len(done) == ranks, finished.output
+    assert len(set(done)) == 1
+    return done[0]
+
+
+def survives(wrapper, kills, ranks=3, spares=1, how="kill"):
+    finished, done = train(wrapper, kills, ranks, spares, how)
+    assert finished.status == 0, finished.output
+    assert set(done) == {expected(wrapper, ranks)}, finished.output
+    return finished.output
+
+
+@needs_ulfm
+@pytest.mark.parametrize("point", ["before", "after", "stepped", "committed"])
+def test_spare_takes_the_place(point):
+    output = survives("numpy", f"1:{point}:20")
+    assert re.search(
+        r"^rank 1 on .* was killed by signal 9 \(SIGKILL\): step 2[01] goes on with 3 ranks after ",
+        output,
+        re.MULTILINE,
+    )
+    last = output.strip().splitlines()[-1]
+    assert re.fullmatch(r"mpidist run: finished on 3 of 4 ranks: rank 1 on .* \(SIGKILL\)", last)
+
+
+@needs_ulfm
+@pytest.mark.parametrize(
+    "kills, spares",
+    [
+        ("0:before:1", 1),  # rank 0, before there is a commit
+        ("2:committed:40", 1),  # behind the last step
+        ("0:before:5 2:before:5", 2),  # two at once
+        ("1:before:5 3:before:3", 2),  # the first spare, later
+        ("0:after:5 3:before:1", 2),  # the first spare, at once
+    ],
+)
+def test_any_rank_at_any_time(kills, spares):
+    survives("numpy", kills, spares=spares)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("how", ["exit", "crash"])
+def test_however_it_ends(how):
+    survives("numpy", "1:after:7", how=how)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("wrapper", ["rows", "nn"])
+def test_other_states(wrapper):
+    survives(wrapper, "2:after:11")
+
+
+LONG = pytest.mark.long
+
+
+@needs_ulfm
+@pytest.mark.parametrize(
+    "wrapper, ranks",
+    [("ddp", 3), pytest.param("zero", 3, marks=LONG), pytest.param("torch", 2, marks=LONG)],
+)
+def test_wrappers_of_pytorch(wrapper, ranks):
+    survives(wrapper, "1:after:11", ranks)
+
+
+@needs_ulfm
+@pytest.mark.long
+@pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2), ("nn", 3)])
+@pytest.mark.parametrize("point", ["before", "stepped", "committed"])
+def test_wrappers_at_each_point(wrapper, ranks, point):
+    survives(wrapper, f"0:{point}:9", ranks)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("wrapper", ["numpy", "rows", "nn"])
+def test_without_a_spare_fewer_go_on(wrapper):
+    finished, done = train(wrapper, "0:after:9 2:before:20", spares=0)
+    assert finished.status == 0, finished.output
+    (one,) = set(done)
+    assert f"of 1 ranks at step {STEPS}" in one
+    assert "goes on with 2 ranks" in finished.output and "finished on 1 of 3" in finished.output
+
+
+@needs_ulfm
+@pytest.mark.long
+def test_zero_deals_the_moments_to_fewer_ranks():
+    finished, done = train("zero", "1:after:9", spares=0)
+    assert finished.status == 0 and len(set(done)) == 1, finished.output
+    assert f"of 2 ranks at step {STEPS}" in done[0]
+
+
+@needs_ulfm
+def test_exception_ends_the_job():
+    """It is no loss: the others would do the same again."""
+    finished, done = train("numpy", "1:after:9", how="raise")
+    assert finished.status == 1 and not done, finished.output
+    assert "ValueError: of the test" in finished.output and "goes on" not in finished.output
+
+
+@needs_ulfm
+@pytest.mark.long
+def test_chaos_of_many_losses(capsys):
+    elastic_chaos.chaos("numpy", 8, 3)
+    assert "8 losses in " in capsys.readouterr().out
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import mpidist as md
+
+@md.elastic{options}
+def train(comm, state, more, *, also):
+    assert md.init() is comm and (more, also) == (5, 6)
+    for step in range(3):
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "") == os.environ.get("KILL", "none"):
+            os.kill(os.getpid(), 9)
+        comm.allreduce(1)
+        state.commit()
+    return comm.rank
+
+{before}
+print("got", train(md.State(x=np.zeros(2)), 5, also=6))
+"""
+
+
+def program(*words, python=sys.executable, options="", before="", **env):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.py")
+        path.write_text(PROGRAM.format(options=options, before=before))
+        command = [python, "-m", "mpidist", "run", "-q", *words, str(path)]
+        environ = processes.environment(PYTHONPATH=str(ROOT), MPIDIST_TIMEOUT="40", **env)
+        return processes.run(command, LIMIT, environ)
+
+
+@needs_ulfm
+def test_function_gets_arguments_and_returns():
+    done = program("-n", "2", "--spares", "1")
+    assert done.status == 0, done.output
+    assert sorted(done.output.split("\n")) == ["", "got 0", "got 1", "got None"]
+
+
+@needs_ulfm
+def test_fewer_than_min_ranks_end_the_job():
+    done = program("-n", "3", "--survive", options="(min_ranks=3)", KILL="1")
+    assert done.status and "2 ranks are left, min_ranks=3" in done.output, done.output
+    done = program("-n", "2", "--survive", options="(min_ranks=3)")
+    assert done.status and "min_ranks=3: expected at most 2, the ranks" in done.output, done.output
+
+
+@needs_ulfm
+def test_init_outside_is_refused_with_spares():
+    done = program("-n", "2", "--spares", "1", before="md.init()")
+    assert done.status == 1, done.output
+    assert "init: MPIDIST_SPARES=1: this job has ranks that wait to take the place" in done.output
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+def test_launch_that_cannot_says_so_at_the_start(python):
+    done = program("-n", "2", python=python)
+    assert done.status == 0, done.output
+    assert "md.elastic: the job ends when a rank is lost: " in done.output
+    assert "started by mpidist run --survive" in done.output or "--with-ft ulfm" in done.output
+
+
+@pytest.mark.parametrize("python", [p for p in PYTHONS.values() if p != sys.executable])
+def test_spares_are_refused_by_name(python):
+    done = program("-n", "2", "--spares", "1", python=python)
+    assert done.status == 2 and "--spares 1: MPICH " in done.output, done.output
+
+
+def test_one_process_without_mpiexec():
+    done = processes.run(
+        [sys.executable, "-c", PROGRAM.format(options="", before="")],
+        LIMIT,
+        processes.environment(PYTHONPATH=str(ROOT)),
+    )
+    assert done.status == 0 and done.output.strip() == "got 0", done.output
+
+
+def test_arguments():
+    with pytest.raises(md.InvalidArgument, match="min_ranks=0: expected"):
+        md.elastic(min_ranks=0)
+    with pytest.raises(md.InvalidArgument, match="elastic: 3: expected a function"):
+        md.elastic(3)
+
+    @md.elastic
+    def train(comm, state):
+        raise AssertionError
+
+    with pytest.raises(md.InvalidArgument, match="train: the first argument has type dict"):
+        train({})
+    assert train.__name__ == "train" and os.environ.get("MPIDIST_SPARES") is None

@@ -1,0 +1,304 @@
+"""States: what is kept at a commit, refused before it, and restored on other ranks."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mpidist as md
+from mpidist import nn
+from mpidist.elastic.state import from_bytes, packed, to_parts, unpacked
+
+
+def a_net(seed=0):
+    rng = np.random.default_rng(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    for p in net.parameters():
+        p.data[...] = rng.normal(size=p.data.shape)
+    return net
+
+
+def weights(net):
+    return [p.data.tobytes() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "bool", "complex64", "float16"])
+def test_packed_state_comes_back(dtype):
+    state = {"a": np.arange(6).reshape(2, 3).astype(dtype), "b": [1, (2.5, None)], 7: "text"}
+    data = b"".join(bytes(part) for part in to_parts(packed(state, "x")))
+    back = unpacked([from_bytes(data)], "x")
+    assert back["b"] == [1, (2.5, None)] and back[7] == "text"
+    assert back["a"].dtype == dtype and np.array_equal(back["a"], state["a"])
+
+
+def test_bytes_of_empty_and_of_strided_arrays():
+    content = {"empty": np.empty((0, 3)), "strided": np.arange(10)[::3], "none": None}
+    back = from_bytes(b"".join(bytes(part) for part in to_parts(content)))
+    assert back["empty"].shape == (0, 3) and back["none"] is None
+    assert np.array_equal(back["strided"], content["strided"])
+
+
+@pytest.mark.parametrize(
+    "objects, text",
+    [
+        ({"x": 3}, "x has type int, which cannot be restored: expected an object with state_dict"),
+        ({"x": [np.zeros(2)]}, "x has type list, which cannot be restored"),
+        ({"x": object()}, "x has type object"),
+        ({"x": np.array([object()])}, "x has type ndarray: expected arrays"),
+        ({"x": np.zeros(2), "per_rank": ["y"]}, r"per_rank=\['y'\]: expected names of objects: x"),
+        ({"x": np.zeros(2), "copies": "yes"}, "copies='yes': expected True, False or None"),
+        ({"x": np.zeros(2), "per_rank": "x", "copies": False}, "copies=False: x is another one on"),
+    ],
+)
+def test_what_cannot_be_restored_is_named_at_once(objects, text):
+    with pytest.raises(md.InvalidArgument, match=text):
+        md.State(**objects)
+
+
+def test_state_that_cannot_be_kept_is_named_at_once():
+    odd = SimpleNamespace(state_dict=lambda: {"f": lambda: 0}, load_state_dict=lambda state: None)
+    with pytest.raises(md.InvalidArgument, match="odd: its state cannot be kept"):
+        md.State(odd=odd)
+
+
+def test_wrappers_belong_inside():
+    def program(comm):
+        with pytest.raises(md.InvalidArgument, match="net is a DDP, which holds a communicator"):
+            md.State(net=md.DDP(a_net(), comm))
+
+    md.run_simulated(2, program)
+
+
+def test_commit_and_keep_outside():
+    state = md.State(x=np.zeros(2))
+    with pytest.raises(md.InvalidArgument, match="State.commit: expected inside of the function"):
+        state.commit()
+    with pytest.raises(md.InvalidArgument, match="State.keep: expected inside of the function"):
+        state.keep("y", np.zeros(2))
+
+
+def test_copies_only_where_they_are_needed():
+    assert not md.State(x=np.zeros(2), rng=np.random.default_rng(0)).copies
+    assert not md.State(rng=random.Random(), per_rank=["rng"]).copies  # generators always are
+    assert md.State(x=np.zeros(2), per_rank=["x"]).copies
+    assert md.State(x=np.zeros(2), copies=True).copies
+
+
+def test_generator_used_after_the_last_call_is_named():
+    def program(comm):
+        rng, x = np.random.default_rng(comm.rank), np.zeros(2)
+        state = md.State(x=x, rng=rng)
+        state.begin(comm, {})
+        rng.random()
+        comm.allreduce(x)
+        state.commit()
+        comm.allreduce(x)
+        rng.random()
+        with pytest.raises(md.InvalidArgument, match="a random number generator was used after"):
+            state.commit()
+        assert state.step == 1
+        state.end()
+
+    md.run_simulated(2, program)
+
+
+def test_values_that_cannot_be_kept_are_named():
+    def program(comm):
+        state = md.State(x=np.zeros(2))
+        state.begin(comm, {})
+        with pytest.raises(md.InvalidArgument, match="commit: "):
+            state.commit(f=lambda: 0)
+        state.commit(epoch=3)
+        assert state.values == {"epoch": 3} and state.step == 1
+        state.end()
+
+    md.run_simulated(2, program)
+
+
+def test_unlike_states_are_named():
+    def program(comm):
+        objects = {"x": np.zeros(2)} if comm.rank else {"y": np.zeros(2)}
+        with pytest.raises(md.InvalidArgument, match="expected the same objects on all ranks"):
+            md.State(**objects).begin(comm, {})
+
+    md.run_simulated(2, program)
+
+
+def a_step(comm, state, x, rng, rows):
+    """Change all that there is, each in its place of a step."""
+    noise = rng.random()
+    total = comm.allreduce(x.sum() + noise)
+    x += total
+    if rows is not None:
+        rows += total + comm.rank
+    state.commit(total=float(total))
+
+
+@pytest.mark.parametrize("copies", [None, True])
+@pytest.mark.parametrize("behind", [False, True])
+def test_replaced_rank_has_the_state_of_the_lost_one(copies, behind):
+    """Rank 1 of 3 is lost, and another one takes its place: the bits are those without a loss.
+
+    If it is `behind`, it is lost within a step that rank 2 has completed, and rank 0 has not.
+    """
+
+    def undisturbed(comm):
+        x, rng = np.arange(4.0), np.random.default_rng(comm.rank)
+        rows = np.full(3, float(comm.rank)) if copies else None
+        state = md.State(x=x, rng=rng, copies=copies)
+        state.begin(comm, {})
+        if copies:
+            state.keep("rows", rows, per_rank=True)
+        for _ in range(5):
+            a_step(comm, state, x, rng, rows)
+        state.end()
+        return x.tobytes(), rng.random(), None if rows is None else rows.tobytes()
+
+    def disturbed(comm):
+        first, second = comm.split(0), comm.split(0)
+        x, rng = np.arange(4.0), np.random.default_rng(comm.rank)
+        rows = np.full(3, float(comm.rank)) if copies else None
+        state = md.State(x=x, rng=rng, copies=copies)
+        state.begin(first, {})
+        if copies:
+            state.keep("rows", rows, per_rank=True)
+        for _ in range(2):
+            a_step(first, state, x, rng, rows)
+        if behind:
+            total = first.allreduce(x.sum() + rng.random())
+            if first.rank == 2:
+                x += total
+                if rows is not None:
+                    rows += total + 2
+                state.commit(total=float(total))
+        lost = state
+        if comm.rank == 1:  # this thread is another rank from here on
+            x, rng = np.zeros(4), np.random.default_rng(99)
+            rows = np.zeros(3) if copies else None
+            state = md.State(x=x, rng=rng, copies=copies)
+        lost.leave()
+        if comm.rank != 1:
+            state.leave()
+        state.begin(second, {1: "was lost"})
+        assert state.lost == {1: "was lost"} and state.generation == 1
+        assert state.step == (3 if behind and not copies else 2)
+        if copies:
+            rows = state.keep("rows", np.zeros(3), per_rank=True)
+            assert sorted(state.parts("rows")) == [0, 1, 2]
+        while state.step < 5:
+            a_step(second, state, x, rng, rows)
+        values = state.values
+        state.end()
+        return x.tobytes(), rng.random(), None if rows is None else rows.tobytes(), values
+
+    expected = md.run_simulated(3, undisturbed)
+    found = md.run_simulated(3, disturbed)
+    assert [entry[:3] for entry in found] == expected
+    assert len({entry[3]["total"] for entry in found}) == 1
+
+
+@pytest.mark.parametrize("copies", [None, True])
+def test_fewer_ranks_go_on_with_what_is_left(copies):
+    def program(comm):
+        state = md.State(x=np.zeros(2), rng=np.random.default_rng(comm.rank), copies=copies)
+        x = state._kept["x"].value
+        state.begin(comm, {})
+        rows = np.full(2, comm.rank)
+        if copies:
+            state.keep("rows", rows, per_rank=True)
+        x += comm.allreduce(1.0)
+        state.commit()
+        state.leave()
+        left = comm.split(None if comm.rank == 1 else 0)
+        if left is None:
+            return None
+        state.begin(left, {1: "was lost"})
+        assert (left.size, state.step) == (2, 1) and (x == 3).all()
+        if copies:
+            assert {r: rows.tolist() for r, rows in state.parts("rows").items()} == {
+                0: [0, 0],
+                1: [1, 1],
+                2: [2, 2],
+            }
+            kept = state.keep("rows", np.full(2, 7), per_rank=True)
+            assert (kept == 7).all()  # they are dealt out anew
+        state.end()
+        return state.step
+
+    assert md.run_simulated(3, program) == [1, None, 1]
+
+
+def test_who_is_new_gets_hyperparameters_and_moments():
+    """Also those of optimizers that are attributes, and no part of a state."""
+
+    def program(comm):
+        net = a_net(comm.rank)
+        optimizer = nn.Adam(net.parameters(), 0.1)
+        state = md.State(net=net, optimizer=optimizer)
+        again = comm.split(0)
+        state.begin(comm, {})
+        for p in net.parameters():
+            p.data[...] = 1
+            p.grad = comm.allreduce(np.ones_like(p.data))
+        optimizer.step()
+        optimizer.learning_rate = 0.025
+        state.commit()
+        state.leave()
+        if comm.rank == 1:
+            net = a_net(7)
+            optimizer = nn.Adam(net.parameters(), 0.1)
+            state = md.State(net=net, optimizer=optimizer)
+        state.begin(again, {})
+        assert all(p.grad is None for p in net.parameters())
+        for p in net.parameters():
+            p.grad = np.ones_like(p.data)
+        optimizer.step()
+        state.end()
+        return weights(net), optimizer.learning_rate
+
+    found = md.run_simulated(2, program)
+    assert found[0] == found[1] and found[0][1] == 0.025
+
+
+def test_second_loss_before_all_have_begun():
+    """A rank that came through the begin, and one that did not, agree on what counts."""
+
+    def program(comm):
+        first, second, third = (comm.split(0) for _ in range(3))
+        x, rng = np.zeros(2), np.random.default_rng(comm.rank)
+        state = md.State(x=x, rng=rng)
+        state.begin(first, {})
+        rng.random()
+        x += first.allreduce(1.0)
+        state.commit()
+        after = rng.bit_generator.state
+        state.leave()
+        state.begin(second, {})
+        if comm.rank == 0:  # as if the last exchange had not reached it
+            state._last, state._next = None, state._last
+        state.leave()
+        rng.random()
+        state.begin(third, {})
+        assert rng.bit_generator.state == after and state.step == 1 and state.generation == 2
+        state.end()
+
+    md.run_simulated(3, program)
+
+
+def test_step_without_a_call_is_a_barrier():
+    """Else a rank could be many steps ahead of another, which would be lost with its records."""
+
+    def program(comm):
+        state = md.State(rng=np.random.default_rng(comm.rank))
+        state.begin(comm, {})
+        for _ in range(5):
+            state.commit()
+            steps = comm.allgather_object(state.step)
+            assert len(set(steps)) == 1
+        for _ in range(5):
+            state.commit()
+        assert state.step == 10
+        state.end()
+
+    md.run_simulated(3, program)

@@ -1,0 +1,118 @@
+"""Kill ranks of an elastic training at random moments: ``elastic_chaos.py WRAPPER KILLS [SEED]``.
+
+The losses of a job come one after another, each some time after training has gone on, and each
+has a spare to take the place.  The weights at the end must be, bit for bit, those without a loss.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.support import processes  # noqa: E402
+
+TRAINING = ROOT / "tests" / "support" / "elastic_trainings.py"
+SECONDS = 300.0  # of a job
+# PyTorch's DistributedDataParallel has other buckets in its first step: a sum of three terms in
+# another place of a bucket may be rounded otherwise, one of two may not.
+RANKS = {"torch": 2}
+STEPS = {"numpy": 4000, "rows": 4000, "nn": 2000}
+
+
+class Watched:
+    """What the ranks of a job have said so far, in their files."""
+
+    def __init__(self, folder: str):
+        self.folder = Path(folder)
+
+    def lines(self) -> list[str]:
+        texts = (path.read_text() for path in self.folder.iterdir() if path.name.isdigit())
+        return [line for text in texts for line in text.splitlines()]
+
+    def pids(self) -> dict[int, int]:
+        words = (line.split() for line in self.lines() if line.startswith("pid"))
+        return {int(rank): int(pid) for _, rank, pid in words}
+
+    def step(self) -> int:
+        return max(
+            (int(line.split()[1]) for line in self.lines() if line.startswith("step")), default=0
+        )
+
+    def done(self) -> list[str]:
+        return [line for line in self.lines() if line.startswith("done")]
+
+
+def train(wrapper: str, steps: int, ranks: int, spares: int, kills=(), **env: str):
+    """Run a job; ``kills`` yields seconds to wait before each loss.  Return what became of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        watched, ended = Watched(folder), threading.Event()
+        command = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(ranks)]
+        command += ["--spares", str(spares)] if spares else ["--survive"]
+        command += [str(TRAINING), wrapper, str(steps)]
+        environ = processes.environment(ELASTIC_TEST=folder, PYTHONPATH=str(ROOT), **env)
+        killed: list[int] = []
+
+        def kill() -> None:
+            for seconds in kills:
+                before = watched.step()
+                while watched.step() <= before and not ended.wait(0.005):
+                    pass
+                if ended.wait(seconds) or watched.done():
+                    return
+                alive = [rank for rank in watched.training() if rank not in killed]
+                victim = random.choice(alive)
+                killed.append(victim)
+                os.kill(watched.pids()[victim], 9)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        finished = processes.run(command, SECONDS, environ, cwd=folder)
+        ended.set()
+        killer.join()
+        return finished, killed, watched.done()
+
+
+def seconds_of(output: str) -> list[float]:
+    """Return how long each recovery took, of the lines that say so."""
+    found = re.findall(r"ranks after ([\d.,]+) (µs|ms|s)\b", output)
+    return [float(n.replace(",", "")) * {"µs": 1e-6, "ms": 1e-3, "s": 1}[unit] for n, unit in found]
+
+
+def chaos(wrapper: str, losses: int, seed: int) -> None:
+    """Have as many losses, in jobs of up to eight, and print a line for each job."""
+    ranks, steps = RANKS.get(wrapper, 3), STEPS.get(wrapper, 800)
+    random.seed(seed)
+    _, _, (expected, *others) = train(wrapper, steps, ranks, 1)
+    assert others == [expected] * (ranks - 1), (expected, others)
+    survived, jobs, begun, took = 0, 0, time.monotonic(), [0.0]
+    while survived < losses:
+        more = min(8, losses - survived)
+        waits = [random.random() * 0.2 for _ in range(more)]
+        finished, killed, done = train(wrapper, steps, ranks, more, waits)
+        jobs, survived = jobs + 1, survived + len(killed)
+        took += seconds_of(finished.output)
+        good = finished.status == 0 and set(done) == {expected}
+        print(
+            f"{wrapper}: job {jobs}, ranks {killed} lost: {'good' if good else 'BAD'}", flush=True
+        )
+        if not good:
+            print(finished.output, expected, done)
+            raise SystemExit(1)
+    minutes = (time.monotonic() - begun) / 60
+    print(
+        f"{wrapper}: {survived} losses in {jobs} jobs, all survived, in {minutes:.0f} min;", end=" "
+    )
+    print(f"back after {sorted(took)[len(took) // 2]:.3f} s (median), {max(took):.3f} s at most")
+
+
+if __name__ == "__main__":
+    chaos(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)

@@ -1,0 +1,194 @@
+"""Trainings for the tests of md.elastic: ``elastic_trainings.py WRAPPER STEPS``.
+
+Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
+file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
+comes to a point for the N-th time: by SIGKILL, or as HOW says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+import mpidist as md
+from mpidist import nn
+
+WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
+WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
+KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
+HOW = os.environ.get("HOW", "kill")
+_seen: dict[str, int] = {}
+
+
+def say(text: str) -> None:
+    with FILE.open("a") as file:
+        file.write(text + "\n")
+
+
+def at(point: str) -> None:
+    """End here, if this rank is to."""
+    _seen[point] = _seen.get(point, 0) + 1
+    if (str(WORLD), point, str(_seen[point])) not in KILLS:
+        return
+    if HOW == "raise":
+        raise ValueError("of the test")
+    if HOW == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), {"kill": 9, "crash": 11}[HOW])
+
+
+def done(comm, state, arrays) -> None:
+    found = zlib.crc32(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays))
+    say(f"done {found:08x} of {comm.size} ranks at step {state.step}")
+
+
+def commit(state, **values) -> None:
+    at("stepped")
+    state.commit(**values)
+    at("committed")
+    say(f"step {state.step}")
+
+
+X = np.random.default_rng(1).normal(size=(600, 10)).astype(np.float32)
+Y = (X @ np.random.default_rng(2).normal(size=(10, 3))).astype(np.float32)
+say(f"pid {WORLD} {os.getpid()}")
+
+
+def numpy_training():
+    """A gradient by hand, noise of each rank, and a count that is a value."""
+    weights, rng = np.zeros((10, 3), np.float32), np.random.default_rng(100 + WORLD)
+
+    @md.elastic
+    def train(comm, state):
+        while state.step < STEPS:
+            mine = rng.integers(0, 600, 8)
+            gradient = X[mine].T @ (X[mine] @ weights - Y[mine])
+            at("before")
+            gradient = comm.allreduce(gradient, op="mean")
+            loss = comm.allreduce(np.abs(gradient).max() + rng.random())
+            at("after")
+            weights[...] -= 0.001 * gradient
+            commit(state, seen=state.values.get("seen", 0) + 8, loss=float(loss))
+        assert state.values["seen"] == 8 * STEPS
+        done(comm, state, [weights])
+
+    train(md.State(weights=weights, rng=rng))
+
+
+def rows_training():
+    """Each rank has rows of its own, which change after the last call: per_rank."""
+    rng = np.random.default_rng(100 + WORLD)
+
+    @md.elastic
+    def train(comm, state):
+        u = np.full((4, 6), comm.rank, np.float64)
+        total = np.zeros(6)
+        state.keep("total", total)
+        if state.generation and state.parts("u") and len(state.parts("u")) != comm.size:
+            rows = np.concatenate([part for _, part in sorted(state.parts("u").items())])
+            u = np.array_split(rows, comm.size)[comm.rank].copy()
+        u = state.keep("u", u, per_rank=True)
+        while state.step < STEPS:
+            at("before")
+            total[...] = comm.allreduce(u.sum(0))
+            at("after")
+            u += 1e-3 * total * rng.random()
+            commit(state)
+        done(comm, state, [comm.allreduce(u.sum(0), algorithm="linear")])
+
+    train(md.State(rng=rng))
+
+
+def nn_training():
+    """mpidist.nn with md.DDP, a learning rate that falls."""
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer, rng = nn.Adam(net.parameters(), 1e-2), np.random.default_rng(100 + WORLD)
+
+    @md.elastic
+    def train(comm, state):
+        model = md.DDP(net, comm, sync="manual", bucket_bytes=1000, first_bucket_bytes=500)
+        data = state.keep("data", md.shard(np.arange(600), comm, shuffle=True))
+        while state.step < STEPS:
+            batch = []
+            for index in data:
+                batch.append(index)
+                if len(batch) < 5:
+                    continue
+                optimizer.zero_grad()
+                noise = 0.1 * rng.normal(size=(5, 10)).astype(np.float32)
+                error = model(X[batch] + noise) - Y[batch]
+                model.backward(2 * error / error.size)
+                at("before")
+                model.sync_gradients()
+                at("after")
+                optimizer.step()
+                optimizer.learning_rate *= 0.999
+                commit(state)
+                batch = []
+                if state.step >= STEPS:
+                    break
+        done(comm, state, [p.data for p in net.parameters()])
+
+    train(md.State(net=net, optimizer=optimizer, rng=rng))
+
+
+def torch_training(wrapper):
+    """PyTorch: dropout, BatchNorm, a scheduler, a loader; md.DDP, the stock DDP, or ZeRO."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(100 + WORLD)
+    layers = [torch.nn.Linear(10, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2)]
+    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(32, 3))
+    loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=5)
+    objects = {"net": net, "rng": torch}
+    if wrapper != "zero":
+        optimizer = objects["optimizer"] = torch.optim.AdamW(net.parameters(), 1e-2)
+        objects["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+
+    @md.elastic
+    def train(comm, state):
+        if wrapper == "torch":
+            dist.init_process_group("mpidist")
+            assert dist.get_world_size() == comm.size
+            model = torch.nn.parallel.DistributedDataParallel(net)
+        else:
+            model = md.DDP(net, comm)
+        step = objects.get("optimizer")
+        if wrapper == "zero":
+            step = state.keep("optimizer", md.ZeroOptimizer(torch.optim.AdamW, model, lr=1e-2))
+        data = state.keep("data", md.shard(loader, comm, shuffle=True))
+        while state.step < STEPS:
+            for x, y in data:
+                step.zero_grad()
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                at("before")
+                loss.backward()
+                at("after")
+                step.step()
+                if "scheduler" in objects:
+                    objects["scheduler"].step()
+                commit(state)
+                if state.step >= STEPS:
+                    break
+        done(comm, state, [p.detach().numpy() for p in net.parameters()])
+        if wrapper == "torch":
+            dist.destroy_process_group()
+
+    train(md.State(**objects))
+
+
+TRAININGS = {"numpy": numpy_training, "rows": rows_training, "nn": nn_training}
+
+if __name__ == "__main__":
+    if WRAPPER in TRAININGS:
+        TRAININGS[WRAPPER]()
+    else:
+        torch_training(WRAPPER)
