@@ -72,7 +72,7 @@ setup(
     ext_modules=[
         Extension(
             "mpidist.shared_memory._functions",
-            [f"mpidist/shared_memory/{name}.c" for name in ("module", "compiled", "steps")],
+            [f"mpidist/shared_memory/{c}.c" for c in ("module", "compiled", "digest", "steps")],
             depends=["mpidist/shared_memory/compiled.h"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] * STABLE,
             py_limited_api=STABLE,

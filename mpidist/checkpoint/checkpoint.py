@@ -26,7 +26,7 @@ from .tree import Leaf, flatten, merge
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 _SHOWN = 5  # most differences that an error message lists
 
-Entry = tuple[str, tuple[int, ...], bool, int, int, int | None]
+Entry = tuple[str, tuple[int, ...], bool, int, int, tuple[int, ...] | None]
 """A rank's array: dtype, shape, whether it is whole, first element, element count, digest."""
 
 
@@ -478,11 +478,11 @@ def _entry(leaf: Leaf, shared: bool) -> Entry:
     """Return the description of a rank's array, or slice of one, that ranks compare.
 
     It has dtype, shape, whether the array is whole, the first element and the number of elements
-    that the rank has, and a checksum: None for a slice, and if the ranks' arrays need not be equal
+    that the rank has, and a digest: None for a slice, and if the ranks' arrays need not be equal
     (not `shared`, or marked as :class:`MayDiffer`).
     """
-    checksum = digest(leaf.flat) if shared and leaf.whole and not leaf.may_differ else None
-    return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, checksum
+    values = digest(leaf.flat) if shared and leaf.whole and not leaf.may_differ else None
+    return dtype_name(leaf.flat.dtype), leaf.shape, leaf.whole, leaf.start, leaf.flat.size, values
 
 
 def _unlike(path: str, entries: Mapping[int, Entry]) -> str:

@@ -7,19 +7,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 from weakref import WeakMethod
-from zlib import crc32
 
 import numpy as np
 
 from ..device.recognise import on_host, plain
 from ..errors import InvalidArgument, Unsupported
 from ..operations import is_numpys
+from ..shared_memory.digest import digest as digest_of
 
 
-def digest(array: Any) -> int:
-    """Return the CRC-32 of the bytes of an array of any library."""
-    host = framework_of(array).as_array(on_host(array))
-    return crc32(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
+def digest(array: Any) -> tuple[int, ...]:
+    """Return the :func:`~mpidist.shared_memory.digest.digest` of an array of any library."""
+    return digest_of(framework_of(array).as_array(on_host(array)))
 
 
 def dtype_name(dtype: np.dtype) -> str:

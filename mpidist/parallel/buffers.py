@@ -1,4 +1,4 @@
-"""Keeping replicas equal: copies from one rank, equal buffers, and a search for differences."""
+"""Keeping replicas equal: copies from one rank, and equal buffers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ..arguments import one_of
 from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device
 from ..errors import InvalidArgument
-from ..frameworks.base import digest
-from ..measure import plural
 from .bucketing import choose_algorithms, choose_on_device, has_mean
 from .consistency import Named
 
@@ -22,31 +20,6 @@ def broadcast(comm: Communicator, arrays: Sequence[Any], root: int) -> None:
     """Copy the arrays of `root` into those of every rank, in place; collective."""
     for array in arrays:
         comm.broadcast(array, root=root, out=array)
-
-
-def find_unlike(comm: Communicator, arrays: Named) -> dict[str, list[int]]:
-    """Return the arrays that differ between ranks, by name; collective.
-
-    With each name come the ranks whose array differs from that of rank 0; the same on every rank.
-    """
-    mine = np.array([digest(array) for _, array in arrays], np.int64)
-    # One small allreduce unless something differs: the largest x and -x show whether all are equal.
-    least, most = comm.allreduce(np.stack([-mine, mine]), op="max")
-    if not (least + most).any():
-        return {}
-    every = comm.allgather(mine[None])
-    ranks = {name: np.flatnonzero(every[:, k] != every[0, k]) for k, (name, _) in enumerate(arrays)}
-    return {name: differing.tolist() for name, differing in ranks.items() if len(differing)}
-
-
-def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
-    """Return the result of :func:`find_unlike` as text, naming at most `most` arrays."""
-    lines = [
-        f"{name} on {plural(len(ranks), 'rank')} {', '.join(map(str, ranks))}"
-        for name, ranks in unlike.items()
-    ]
-    more = len(lines) - most
-    return "; ".join(lines[:most]) + (f"; and {more} more" if more > 0 else "")
 
 
 class BufferSync:

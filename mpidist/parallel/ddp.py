@@ -14,18 +14,19 @@ import numpy as np
 from ..arguments import one_of, whole
 from ..checkpoint.state import Divided, MayDiffer, read_all
 from ..communicator.communicator import Communicator, check_communicator
-from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
+from ..errors import InvalidArgument, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from ..measure import counted
 from .autotune import candidates
 from .bucket import Bucket
 from .bucketing import Grouping, on_device
-from .buffers import BufferSync, broadcast, describe_unlike, find_unlike
+from .buffers import BufferSync, broadcast
 from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
 from .deadline import allow_for_training
 from .join import Join
 from .reducer import Phase, Reducer
+from .replicas import ReplicaCheck, compare, unlike
 from .stats import Stats
 from .transport import Hook
 
@@ -86,6 +87,11 @@ class DDP(NotCopyable):
     check_replicas : int
         Number of averagings between two comparisons of the parameters of all ranks, by a digest; 0,
         the default, for no comparison.
+    differing : {"raise", "majority"}
+        What happens if parameters differ: :class:`ReplicasDiffer` is raised on every rank, or the
+        values that more than half of the ranks share are copied to the others, and it is raised
+        only where no values have that majority, or if a rank differs for the third time among 1,000
+        comparisons.
     static_graph : bool
         Whether every step uses the parameters that the first one uses, on each rank: the ranks then
         exchange only once which these are.
@@ -145,6 +151,7 @@ class DDP(NotCopyable):
         unused: str = "skip",
         init_sync: bool = True,
         check_replicas: int = 0,
+        differing: str = "raise",
         static_graph: bool = False,
         **others: Any,
     ):
@@ -160,6 +167,7 @@ class DDP(NotCopyable):
             "hook": "none" if hook is None else "one",
             "init_sync": init_sync,
             "check_replicas": check_replicas,
+            "differing": differing,
             "static_graph": static_graph,
         }
         check_communicator(comm)
@@ -211,7 +219,7 @@ class DDP(NotCopyable):
         # The module may outlive this object, which the weak hooks do not keep alive.
         weakref.finalize(self, _remove, self._removes)
         self._join: Join | None = None
-        self._check_replicas, self._syncs = check_replicas, 0
+        self._replica_check, self._syncs = ReplicaCheck(comm, check_replicas, differing), 0
         if init_sync:
             self.broadcast_parameters()
         self._ownership.begin()
@@ -301,8 +309,9 @@ class DDP(NotCopyable):
         if self.reducer.unused == "error":
             check_used(self.comm, [name for name, _ in self.reducer.grouping.named], used)
         self._guard.check(self.comm.rank)  # without communication
-        if self._check_replicas and self._syncs % self._check_replicas == 0:
-            self._compare_replicas()
+        joined = self._join is not None and not self._join.equal
+        if self._replica_check.is_due(self._syncs) and not joined:
+            self._replica_check.run(self._syncs, self._values())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -399,25 +408,21 @@ class DDP(NotCopyable):
         dict of str to list of int
             The ranks whose values differ from those of rank 0; the same on every rank.
         """
-        return find_unlike(self.comm, self._values())
+        return unlike(compare(self.comm, self._values()), {})
 
     def _values(self) -> list[tuple[str, Any]]:
         """Return names and values of all parameters, including frozen ones."""
         named = [*self.reducer.grouping.named, *self._guard.frozen]
         return [(name, self.framework.values(p)) for name, p in named]
 
-    def _compare_replicas(self) -> None:
-        """Raise ReplicasDiffer on every rank if the parameters differ between them; collective."""
-        if self._join is not None and not self._join.equal:
-            return
-        unlike = self.unlike_parameters()
-        if unlike:
-            raise ReplicasDiffer(
-                f"rank {self.comm.rank}: sync_gradients() number {self._syncs}: parameters differ "
-                f"from those of rank 0: {describe_unlike(unlike)}; an optimizer step was skipped "
-                "or differs there, or parameters were changed; broadcast_parameters() makes them "
-                "equal"
-            )
+    @property
+    def repaired(self) -> int:
+        """Number of averagings that have repaired parameters of some rank; see `differing`.
+
+        The gradients of such an averaging were computed with the wrong parameters there: a loop in
+        which this number has grown may drop them, and compute those of the same batch again.
+        """
+        return self._replica_check.repaired
 
     def close(self) -> None:
         """Remove all callbacks from the module; collective.
@@ -601,10 +606,16 @@ def _check_arguments(module: Any, rank: int, hook: Any, options: Mapping[str, An
         ("buffers", BufferSync.HOW),
         ("unused", UNUSED),
         ("sync", SYNC),
+        ("differing", ReplicaCheck.HOW),
         ("static_graph", (True, False)),
         ("init_sync", (True, False)),
     ):
         one_of(name, options[name], choices, f"rank {rank}: ")
+    if options["differing"] != "raise" and not options["check_replicas"]:
+        raise InvalidArgument(
+            f"rank {rank}: differing={options['differing']!r} with check_replicas=0, which never "
+            "compares: expected check_replicas >= 1"
+        )
     if isinstance(hook, type):
         raise InvalidArgument(
             f"rank {rank}: hook={hook.__name__} is a class: expected a function of a bucket, such "

@@ -11,8 +11,8 @@ from ..arguments import one_of
 from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..measure import counted
-from .buffers import describe_unlike
 from .reducer import Reducer
+from .replicas import describe_unlike
 
 log = logging.getLogger("mpidist")
 

@@ -5,7 +5,8 @@ calls         in_place: which array must be symmetric; host: what executors are 
 kernels       kernel (phases), fold (combine), barrier, conditional (skippable actions)
 memory        heap: symmetric arrays, the staging slots and the words of the barriers
 run           steps: a kernel as steps of compiled code
-C code        compiled (ctypes bindings), compiled.c, steps.c, module.c
+digest        four sums over an array's words, by which ranks compare values
+C code        compiled (ctypes bindings), compiled.c, digest.c, steps.c, module.c
 ============  ==============================================================================
 
 The engine has the executors, which bind schedules to this memory.

@@ -103,5 +103,7 @@ int mpidist_streams_next(struct pace *pace);
 void mpidist_took(struct pace *pace, int streamed, uint64_t cost);
 extern struct pace mpidist_pace;
 void mpidist_sum(const struct sum *sum);
+enum { DIGEST = 4 }; /* sums of a digest */
+void mpidist_digest(uintptr_t address, size_t count, uint64_t *sums);
 void mpidist_announce(const struct meeting *meeting, int64_t sequence, int64_t mark);
 int mpidist_run(const struct program *program, int64_t sequence, int at);

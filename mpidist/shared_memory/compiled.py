@@ -124,7 +124,7 @@ def load() -> tuple[Any, str]:
         return None, "none: installed without a C compiler, or without Python's headers"
     except ImportError as error:
         return None, f"none: the compiled module cannot be loaded; install again ({error})"
-    if getattr(found, "layout", tuple)() != LAYOUT or not hasattr(found, "runs_steps"):
+    if getattr(found, "layout", tuple)() != LAYOUT or not hasattr(found, "digest"):
         return None, f"none: {found.__file__} is of another version; install again"
     if not found.runs_steps():
         return found, "none: there is only code for 64-bit processors, by GCC or Clang"

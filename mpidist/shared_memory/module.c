@@ -74,6 +74,23 @@ static PyObject *announce(PyObject *module, PyObject *const *arguments, Py_ssize
     return none();
 }
 
+/* Return the four sums of a digest, of bytes given by their address and count. */
+static PyObject *digest(PyObject *module, PyObject *arguments)
+{
+    unsigned long long address;
+    Py_ssize_t count;
+    uint64_t sums[DIGEST];
+
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Kn", &address, &count))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    mpidist_digest((uintptr_t)address, (size_t)count, sums);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("KKKK", (unsigned long long)sums[0], (unsigned long long)sums[1],
+                         (unsigned long long)sums[2], (unsigned long long)sums[3]);
+}
+
 static PyObject *width(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
@@ -125,6 +142,7 @@ static PyMethodDef functions[] = {
      "Run a struct program for an operation's sequence number, from a step on."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL,
      "Announce an operation by a struct meeting: its sequence number and fingerprint."},
+    {"digest", digest, METH_VARARGS, "Return the four sums of a digest of bytes."},
     {"pace", pace, METH_NOARGS, "Return the address of the struct pace of this process."},
     {"paced", paced, METH_VARARGS, "Count a copy of two costs in a struct pace."},
     {"width", width, METH_NOARGS, "Return the bytes of the widest vector, or 0."},

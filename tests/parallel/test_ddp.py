@@ -554,6 +554,9 @@ def test_ddp_wrong_options_are_refused(comm, kit):
         ("check_replicas", -1),
         ("check_replicas", 1.5),
         ("check_replicas", True),
+        ("differing", "heal"),
+        ("differing", None),
+        ("differing", "majority"),  # without comparisons
     ):
         with pytest.raises(InvalidArgument, match=rf"\b{option}[ =]{re.escape(repr(value))}"):
             DDP(kit.mlp(), comm, **{option: value})
