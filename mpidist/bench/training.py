@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 OUR_DDP = "mpidist DDP"
+CHECKED = f"{OUR_DDP}, check_replicas=1"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
@@ -221,9 +222,12 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
 
 
 def mlp_steps(
-    comm: Communicator, rounds: int, width: int, device: str = HOST
+    comm: Communicator, rounds: int, width: int, device: str = HOST, checked: bool = False
 ) -> tuple[list[Row], Stats]:
-    """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats."""
+    """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats.
+
+    If `checked`, one wrapper compares the replicas in every step.
+    """
     import torch
 
     from .torch import process_groups, threads
@@ -238,6 +242,10 @@ def mlp_steps(
             stepping(OUR_DDP, step(model, net.parameters()), model),
             Contender("no communication", step(bare, bare.parameters())),
         ]
+        if checked:
+            compared = mlp(width, device=device)
+            wrapped = DDP(compared, comm, check_replicas=1)
+            contenders.append(stepping(CHECKED, step(wrapped, compared.parameters()), wrapped))
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
             return rows(comm, work, contenders, rounds, wait), model.stats()
@@ -255,11 +263,12 @@ def mlp_steps(
 
 
 def model_steps(
-    comm: Communicator, rounds: int, name: str, device: str = HOST
+    comm: Communicator, rounds: int, name: str, device: str = HOST, checked: bool = False
 ) -> tuple[list[Row], Stats]:
     """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
 
-    `name` is a model of :data:`mpidist.bench.models.MODELS`.
+    `name` is a model of :data:`mpidist.bench.models.MODELS`.  If `checked`, one wrapper compares
+    the replicas in every step.
     """
     import torch
 
@@ -289,6 +298,10 @@ def model_steps(
             stepping(OUR_DDP, ours, model),
             Contender("no communication", bare),
         ]
+        if checked:
+            contenders.append(
+                stepping(CHECKED, *step(lambda net: DDP(net, comm, check_replicas=1)))
+            )
         if comm.size == 1:
             return rows(comm, work, contenders, rounds, wait), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
@@ -333,36 +346,46 @@ def ranks_have(comm: Communicator, *modules: str) -> bool:
 
 
 def measure_steps(
-    comm: Communicator, iterations: int, millions: Sequence[float], device: str = HOST
+    comm: Communicator,
+    iterations: int,
+    millions: Sequence[float],
+    device: str = HOST,
+    checked: bool = False,
 ) -> Results:
     """Measure training steps of MLPs, and averaging of small gradients; collective.
 
     There are `iterations` timed steps of each kind, and an MLP for each number of `millions` of
-    parameters; all of them on the `device`, "cpu" or "cuda".
+    parameters; all of them on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares
+    the replicas in every step.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)
     if has_torch:
         for count in millions:
-            _add(results, *mlp_steps(comm, iterations, width_for(count), device))
+            _add(results, *mlp_steps(comm, iterations, width_for(count), device, checked))
     if comm.size > 1:
         results.rows += communication(comm, iterations, device=device)
     return results
 
 
 def measure_models(
-    comm: Communicator, iterations: int, names: Sequence[str], device: str = HOST
+    comm: Communicator,
+    iterations: int,
+    names: Sequence[str],
+    device: str = HOST,
+    checked: bool = False,
 ) -> Results:
     """Measure training steps of real models by several candidates; collective.
 
     `names` are of :data:`mpidist.bench.models.MODELS`; there are `iterations` timed steps of each
-    kind, on the `device`, "cpu" or "cuda".
+    kind, on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares the replicas in
+    every step.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)
     if has_torch:
         for name in names:
-            _add(results, *model_steps(comm, iterations, name, device))
+            _add(results, *model_steps(comm, iterations, name, device, checked))
     return results
 
 

@@ -18,7 +18,8 @@ from ..shared_memory.digest import digest as digest_of
 
 def digest(array: Any) -> tuple[int, ...]:
     """Return the :func:`~mpidist.shared_memory.digest.digest` of an array of any library."""
-    return digest_of(framework_of(array).as_array(on_host(array)))
+    host = on_host(array)
+    return digest_of(host if type(host) is np.ndarray else framework_of(host).as_array(host))
 
 
 def dtype_name(dtype: np.dtype) -> str:

@@ -26,6 +26,7 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         "mpidist run -n 2 -- mpidist bench ddp --model gpt2 --model moe",
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
+        "mpidist run -n 2 -- mpidist bench ddp --check-replicas",
         "mpidist run -n 2 -- mpidist bench ddp --device cuda --parameters 50",
     ),
 )
@@ -37,6 +38,11 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         multiple=True,
         type=click.Choice(MODEL_NAMES),
         help="Real model to measure, with random weights; may be repeated.",
+    ),
+    click.option(
+        "--check-replicas",
+        is_flag=True,
+        help="Measure mpidist.DDP with a comparison of the replicas in every step, too.",
     ),
     device_option,
 )
@@ -70,6 +76,7 @@ def ddp_command(
     context: click.Context,
     parameters: list[float],
     models: tuple[str, ...],
+    check_replicas: bool,
     device: str,
     overlap: bool,
     iterations: int,
@@ -91,5 +98,5 @@ def ddp_command(
     if overlap:
         return lambda comm: measure_overlap(comm, iterations)
     if models:
-        return lambda comm: measure_models(comm, iterations, models, device)
-    return lambda comm: measure_steps(comm, iterations, parameters, device)
+        return lambda comm: measure_models(comm, iterations, models, device, check_replicas)
+    return lambda comm: measure_steps(comm, iterations, parameters, device, check_replicas)
