@@ -112,7 +112,7 @@ class CheckpointError(MpidistError):
 
 
 class ReplicasDiffer(MpidistError):
-    """Replicas of the parameters differ; the message names parameters and ranks."""
+    """Parameters, or gradients of one batch, differ between ranks; the message names them all."""
 
 
 class CommunicationError(MpidistError):

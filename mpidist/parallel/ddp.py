@@ -14,7 +14,7 @@ import numpy as np
 from ..arguments import one_of, whole
 from ..checkpoint.state import Divided, MayDiffer, read_all
 from ..communicator.communicator import Communicator, check_communicator
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument, ReplicasDiffer, Unsupported
 from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from ..measure import counted
 from .autotune import candidates
@@ -25,8 +25,9 @@ from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
 from .deadline import allow_for_training
 from .join import Join
+from .recheck import Compute, recheck
 from .reducer import Phase, Reducer
-from .replicas import ReplicaCheck, compare, unlike
+from .replicas import ReplicaCheck, compare, describe_unlike, unlike
 from .stats import Stats
 from .transport import Hook
 
@@ -423,6 +424,40 @@ class DDP(NotCopyable):
         which this number has grown may drop them, and compute those of the same batch again.
         """
         return self._replica_check.repaired
+
+    def recheck(self, compute: Compute, batch: Any) -> None:
+        """Check that two ranks compute the same gradients of each rank's batch; collective.
+
+        This finds a processor that computes wrongly, which a comparison of replicas does not: all
+        of them get the same wrong mean.  Each rank computes the gradients of its own batch and, for
+        the rank after it, those of that rank's batch, on copies of the module; the training goes on
+        as without it.  It costs two steps of compute, so call it every thousand steps, say.
+
+        Parameters
+        ----------
+        compute : callable
+            ``compute(module, batch)`` runs forward and backward of `module`, a copy of the wrapped
+            one on which gradients are None.  It must give the same bits each time and on each
+            rank, so it seeds what is random, and all ranks have processors of one kind.
+        batch : object
+            A batch of this rank; picklable.
+
+        Raises
+        ------
+        ReplicasDiffer
+            On every rank, with parameters, ranks and hosts, if digests of gradients differ; on 3
+            ranks and more with the rank that computes wrongly, if it is one.  It is raised too if
+            parameters differ between ranks.
+        InvalidArgument
+            On every rank, if `compute` fails on one, or leaves no gradients.
+        """
+        differ = self.unlike_parameters()
+        if differ:
+            raise ReplicasDiffer(
+                f"rank {self.comm.rank}: recheck(): parameters differ from those of rank 0: "
+                f"{describe_unlike(differ)}; broadcast_parameters() makes them equal"
+            )
+        recheck(self.comm, self.framework, self.module, compute, batch)
 
     def close(self) -> None:
         """Remove all callbacks from the module; collective.
