@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 OUR_DDP = "mpidist DDP"
-CHECKED = f"{OUR_DDP}, check_replicas=1"
+CHECKED, CHECK = f"{OUR_DDP}, check_replicas=1", "comparison of replicas alone"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
@@ -226,7 +226,7 @@ def mlp_steps(
 ) -> tuple[list[Row], Stats]:
     """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats.
 
-    If `checked`, one wrapper compares the replicas in every step.
+    If `checked`, one wrapper compares the replicas in every step, and the comparison is timed.
     """
     import torch
 
@@ -246,6 +246,7 @@ def mlp_steps(
             compared = mlp(width, device=device)
             wrapped = DDP(compared, comm, check_replicas=1)
             contenders.append(stepping(CHECKED, step(wrapped, compared.parameters()), wrapped))
+            contenders.append(Contender(CHECK, wrapped.unlike_parameters))
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
             return rows(comm, work, contenders, rounds, wait), model.stats()
@@ -268,7 +269,7 @@ def model_steps(
     """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
 
     `name` is a model of :data:`mpidist.bench.models.MODELS`.  If `checked`, one wrapper compares
-    the replicas in every step.
+    the replicas in every step, and the comparison is timed.
     """
     import torch
 
@@ -299,9 +300,9 @@ def model_steps(
             Contender("no communication", bare),
         ]
         if checked:
-            contenders.append(
-                stepping(CHECKED, *step(lambda net: DDP(net, comm, check_replicas=1)))
-            )
+            act, wrapped = step(lambda net: DDP(net, comm, check_replicas=1))
+            contenders.append(stepping(CHECKED, act, wrapped))
+            contenders.append(Contender(CHECK, wrapped.unlike_parameters))
         if comm.size == 1:
             return rows(comm, work, contenders, rounds, wait), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
@@ -356,7 +357,7 @@ def measure_steps(
 
     There are `iterations` timed steps of each kind, and an MLP for each number of `millions` of
     parameters; all of them on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares
-    the replicas in every step.
+    the replicas in every step, and the comparison is timed.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)
@@ -379,7 +380,7 @@ def measure_models(
 
     `names` are of :data:`mpidist.bench.models.MODELS`; there are `iterations` timed steps of each
     kind, on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares the replicas in
-    every step.
+    every step, and the comparison is timed.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)

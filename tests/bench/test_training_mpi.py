@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpidist.bench import training
-from mpidist.bench.training import CHECKED, OUR_DDP, communication, describe_stats
+from mpidist.bench.training import CHECK, CHECKED, OUR_DDP, communication, describe_stats
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -53,6 +53,6 @@ def test_training(comm):
     rows, stats = mlp_steps(comm, rounds=2, width=16)
     check_rows(comm, rows, names)
     rows, _ = mlp_steps(comm, rounds=2, width=16, checked=True)
-    check_rows(comm, rows, [*names[:2], CHECKED, *names[2:]])
+    check_rows(comm, rows, [*names[:2], CHECKED, CHECK, *names[2:]])
     text = describe_stats(stats)
     assert f"overlap '{stats.overlap}'" in text and " ms, hidden " in text

@@ -42,7 +42,8 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
     click.option(
         "--check-replicas",
         is_flag=True,
-        help="Measure mpidist.DDP with a comparison of the replicas in every step, too.",
+        help="Measure mpidist.DDP with a comparison of the replicas in every step, too, and the "
+        "comparison alone.",
     ),
     device_option,
 )
