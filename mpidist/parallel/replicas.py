@@ -72,23 +72,12 @@ def describe_unlike(unlike: Mapping[str, Sequence[int]], most: int = 5) -> str:
 
 
 class ReplicaCheck:
-    """Compares the replicas of a model every so many averagings; then it repairs them or raises.
+    """Compares the replicas of a model in every `every`-th averaging; then repairs them or raises.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    every : int
-        Number of averagings between two comparisons; 0 never compares.
-    differing : {"raise", "majority"}
-        What happens to replicas that differ: an error; or the values that more than half of the
-        ranks share are copied to the others, with an error only where no values have that majority,
-        or a rank differs for the third time among 1,000 comparisons.
-
-    Attributes
-    ----------
-    repaired : int
-        Number of comparisons that ended with a repair.
+    With `every` 0 it never compares.  What happens to replicas that differ is `differing`, "raise"
+    or "majority": an error; or the values that more than half of the ranks share are copied to the
+    others, with an error only where no values have that majority, or a rank differs for the third
+    time among 1,000 comparisons.  `repaired` counts the comparisons that ended with a repair.
     """
 
     HOW = ("raise", "majority")

@@ -15,29 +15,16 @@ _MODULUS = 1 << 64
 def digest(x: np.ndarray) -> tuple[int, ...]:
     """Return the digest of the bytes of an array, read at the speed of the memory.
 
-    Equal bytes have equal digests, so it tells -0.0 from 0.0, and NaNs by their payload.
+    The array has any dtype but that of Python objects; one that is not contiguous is copied.  Equal
+    bytes have equal digests, so -0.0 differs from 0.0, and NaNs differ by their payload.
 
-    Parameters
-    ----------
-    x : numpy.ndarray
-        Any shape, strides and dtype, but of Python objects.  What is not contiguous is copied.
-
-    Returns
-    -------
-    tuple of int
-        Four sums modulo 2⁶⁴ over the 64-bit words, the last one filled up with zeros: of their low
-        halves, of their high halves, and of both times the position of the word, from 1 on.
-
-    Notes
-    -----
+    A digest has four sums modulo 2⁶⁴ over the 64-bit words, the last one filled up with zeros: of
+    their low halves, of their high halves, and of both times the position of the word, from 1 on.
     Up to 2³² words (32 GiB) any change of one or two words is found, also their exchange.  For let
     a half of the words at i and j change by d and e: if d + e and i d + j e are 0, so is (i - j) d,
-    and that is less than 2⁶⁴.  Other changes are missed with a chance of the order of 2⁻⁶⁴.  It is
-    no protection against changes that somebody has made up.
+    and that is less than 2⁶⁴.  It is no protection against changes that somebody has made up.
 
-    References
-    ----------
-    J. G. Fletcher, "An Arithmetic Checksum for Serial Transmissions", IEEE Transactions on
+    Source: J. G. Fletcher, "An Arithmetic Checksum for Serial Transmissions", IEEE Transactions on
     Communications 30 (1982).
     """
     data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
