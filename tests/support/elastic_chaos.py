@@ -47,6 +47,11 @@ class Watched:
             (int(line.split()[1]) for line in self.lines() if line.startswith("step")), default=0
         )
 
+    def training(self) -> list[int]:
+        """Return the ranks that have made a step."""
+        files = (path for path in self.folder.iterdir() if path.name.isdigit())
+        return [int(path.name) for path in files if "\nstep " in path.read_text()]
+
     def done(self) -> list[str]:
         return [line for line in self.lines() if line.startswith("done")]
 
