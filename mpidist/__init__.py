@@ -73,7 +73,7 @@ _LAZY = {
 _MODULES = ("nn", "operations", "testing", "topology", "torch")
 _ROOMS = (
     *("backends", "calls", "checkpoint", "communicator", "data", "device", "engine", "frameworks"),
-    *("gpu", "parallel", "pipeline", "selection", "shared_memory", "stop", "trace"),
+    *("gpu", "interchange", "parallel", "pipeline", "selection", "shared_memory", "stop", "trace"),
 )
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -20,7 +21,7 @@ from click.shell_completion import CompletionItem
 from ..errors import InvalidArgument, UnknownName
 from ..measure import parse_size, parse_sizes
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import algorithms, find, reserved
+from ..schedule.registry import Choice, Groups, algorithms, find, reserved
 
 CALLED = (*reserved(), "mpi4py")  # accepted beside algorithms: "auto", executors, the bare call
 
@@ -306,6 +307,30 @@ def check_algorithm(name: str, collectives: Iterable[str], known: Iterable[str])
         if not isinstance(found, UnknownName):  # such as a wrong arity
             raise found
     raise UnknownName("algorithm", name, dict.fromkeys(known))
+
+
+def named_algorithm(collective: str, name: str) -> Choice:
+    """Return the algorithm of a name, as the arguments COLLECTIVE and ALGORITHM have them."""
+    with naming("COLLECTIVE"):
+        known = [a.name for a in algorithms(collective, one_sided=True)]
+    with naming("ALGORITHM"):
+        # It is NAME, NAME:ARITY or NAME/LOCAL/ACROSS.  For an unknown NAME find() would suggest the
+        # reserved ones too ("auto", executors), which have no schedule; for those it says so.
+        if re.split("[:/]", name)[0] not in (*known, *reserved()):
+            raise UnknownName(f"{collective} algorithm", name, known)
+        return find(collective, name)
+
+
+def groups_of(nodes: list[int] | None, ranks: int) -> Groups | None:
+    """Return the ranks of each node, given the nodes' numbers of ranks; None for None."""
+    if nodes is None:
+        return None
+    if sum(nodes) != ranks:
+        raise InvalidArgument(
+            f"--nodes {','.join(map(str, nodes))}: expected numbers whose sum is --ranks {ranks}"
+        )
+    starts = [sum(nodes[:i]) for i in range(len(nodes))]
+    return tuple(tuple(range(a, a + n)) for a, n in zip(starts, nodes))
 
 
 def pipeline_schedule(text: str) -> PipelineSchedule | Callable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from click.shell_completion import CompletionItem
 from ..errors import InvalidArgument, InvalidRank, UnknownName
 from ..measure import counted
 from ..schedule.contract import COLLECTIVES
-from ..schedule.registry import Groups, algorithms, find, reserved
+from ..schedule.registry import algorithms, find
 from .console import examples, make_console
 from .options import (
     COSTS,
@@ -20,8 +19,10 @@ from .options import (
     Count,
     check_only,
     complete,
+    groups_of,
     integer_ranges,
     load_option,
+    named_algorithm,
     naming,
     only,
     picture,
@@ -187,21 +188,13 @@ def _show_algorithm(
     """Print an algorithm's picture as text, or write it as an SVG file."""
     from ..schedule import show
 
-    with naming("COLLECTIVE"):
-        known = [a.name for a in algorithms(collective, one_sided=True)]
-    with naming("ALGORITHM"):
-        # It is NAME, NAME:ARITY or NAME/LOCAL/ACROSS.  For an unknown NAME find() would suggest the
-        # reserved ones too ("auto", executors), which have no picture; for one of those it says so.
-        name = re.split("[:/]", algorithm)[0]
-        if name not in (*known, *reserved()):
-            raise UnknownName(f"{collective} algorithm", algorithm, known)
-        choice = find(collective, algorithm)
+    choice = named_algorithm(collective, algorithm)
     if not 0 <= root < ranks:
         raise InvalidRank(root, ranks, "--root")
     if arity is not None:
         with naming("--arity"):
             choice = find(collective, f"{choice.algorithm.name}:{arity}")
-    groups = _groups(nodes, ranks)
+    groups = groups_of(nodes, ranks)
     draw = show.text if svg is None else show.svg
     picture = draw(collective, choice, ranks, root=root, groups=groups, segments=segments)
     if svg is None:
@@ -223,18 +216,6 @@ def _warn_if_wide(picture: str) -> None:
             "--ranks 8, fit a terminal",
             style="yellow",
         )
-
-
-def _groups(nodes: list[int] | None, ranks: int) -> Groups | None:
-    """Return the ranks of each node, given the nodes' numbers of ranks; None for None."""
-    if nodes is None:
-        return None
-    if sum(nodes) != ranks:
-        raise InvalidArgument(
-            f"--nodes {','.join(map(str, nodes))}: expected numbers whose sum is --ranks {ranks}"
-        )
-    starts = [sum(nodes[:i]) for i in range(len(nodes))]
-    return tuple(tuple(range(a, a + n)) for a, n in zip(starts, nodes))
 
 
 def _draw(

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from mpidist.backends.flight import fingerprint_of
 from mpidist.backends.recorder import Recorder
 from mpidist.cli import COMMANDS, main
+from mpidist.commands.export import export_command
 from mpidist.commands.flight import flight_command
 from mpidist.commands.prove import spans
 from mpidist.commands.slurm import scripts
@@ -81,6 +82,23 @@ def test_every_benchmark_has_help_with_examples(name):
     text = call("bench", name, "--help")
     assert f"Usage: mpidist bench {name} " in text
     assert "mpidist bench" in text.partition("Examples:")[2]
+
+
+def test_every_export_has_help_with_examples():
+    assert "Commands:" in call("export", "--help")
+    for name in export_command.commands:
+        assert "mpidist export " in call("export", name, "--help").partition("Examples:")[2]
+
+
+def test_export_goal_prints_or_writes_the_text(tmp_path):
+    path = str(tmp_path / "ring.goal")
+    words = ("export", "goal", "allreduce", "ring", "--ranks", "3", "--bytes", "99")
+    printed = call(*words)
+    assert call(*words, "-o", path) == f"allreduce ring on 3 ranks: {path}\n"
+    assert (tmp_path / "ring.goal").read_text() == printed
+    refused = call(*words[:3], "in_place", *words[4:], status=1)
+    assert "allreduce in_place needs shared memory" in refused
+    assert "\nnum_ranks 3\n" in printed and "rank 2 {\n" in printed
 
 
 def test_bench_allreduce_is_bench_collectives():
@@ -451,6 +469,12 @@ def test_launched_rank():
         ("tune -o /no/such/folder/x.json", "-o … /no/such/folder/x.json"),
         ("tune --verify /no/such/file.json", "/no/such/file.json: No such file"),
         ("explain allreduce --memory share", "'share' is not one of"),
+        ("export goal allreduce ring --bytes 8", "Missing option … --ranks"),
+        (
+            "export goal allreduce nativ --ranks 2 --bytes 8",
+            "ALGORITHM … 'nativ' … known: binomial",
+        ),
+        ("export gaol", "gaol"),
         ("demo --bytes-limit 3", "--bytes-limit … '3' … at least 4 bytes"),
         ("demo --report /no/such/folder/x.html", "--report … /no/such/folder/x.html"),
         ("run -n 0 train.py", "-n … 0 is not … x>=1"),

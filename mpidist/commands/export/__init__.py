@@ -1,0 +1,23 @@
+"""``mpidist export``: one subcommand for each format of another tool."""
+
+from __future__ import annotations
+
+import click
+
+from ..console import examples
+from .goal import goal_command
+
+
+@click.group(
+    "export",
+    short_help="Write algorithms for other tools.",
+    epilog=examples(
+        "mpidist export goal allreduce ring --ranks 64 --bytes 1M -o ring.goal",
+    ),
+)
+def export_command() -> None:
+    """Write algorithms in the formats of other tools, each after its proof."""
+
+
+for _command in (goal_command,):
+    export_command.add_command(_command)
