@@ -428,7 +428,13 @@ def load_names(name: str, written: str) -> dict[str, Any]:
 
 def _load(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> Any:
     for name in names:
-        load_names(name, f"--import {name}")
+        if name.endswith(".xml"):
+            from ..interchange.msccl.algorithm import register
+
+            with naming("--import"):
+                register(name)
+        else:
+            load_names(name, f"--import {name}")
     return names
 
 
@@ -442,7 +448,8 @@ load_option = click.option(
     callback=_load,
     expose_value=False,
     is_eager=True,
-    help="First run this Python file, or import this module, which registers your algorithms.",
+    help="First run this Python file, or import this module, which registers your algorithms; or "
+    "register the algorithm of an MSCCL file, NAME.xml, by this name.",
 )
 
 

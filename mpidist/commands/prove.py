@@ -42,7 +42,7 @@ ALL = "all"
 RANKS, PIPELINE_RANKS = range(1, 34), range(1, 9)  # by default
 ALGORITHMS = "algorithms of collectives"  # uses of options
 PIPELINES = "pipeline schedules (--pipeline)"
-WHAT = "COLLECTIVE | ALGORITHM"
+WHAT = "COLLECTIVE | ALGORITHM | FILE.xml"
 
 
 def _complete(
@@ -62,6 +62,7 @@ def _complete(
         "mpidist prove allreduce ring in_place",
         "mpidist prove allreduce tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
+        "mpidist prove ring.xml",
         "mpidist prove --pipeline",
         "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
@@ -74,7 +75,8 @@ def _complete(
     "--ranks",
     "--stages",
     type=integer_ranges(1),
-    help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8.  [default: 1-33]",
+    help="Numbers of ranks, such as 2,5 or 1-8; for pipelines by default 1-8, for a FILE.xml its "
+    "own.  [default: 1-33]",
 )
 @only(
     ALGORITHMS,
@@ -147,7 +149,7 @@ def prove_command(
     says nothing about other numbers.  All ranks run symbolically.  A proof shows that no rank
     deadlocks, that every contribution arrives exactly once, and, where the algorithm claims it,
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
-    code is then 1.
+    code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds.
 
     With --pipeline, each proof is for one number of ranks and one of microbatches.  It shows that
     every microbatch passes through every stage once, in an order that cannot deadlock, and that no
@@ -169,9 +171,11 @@ def prove_command(
         print_rows = _print_pipelines
     else:
         check_only(context, ALGORITHMS)
-        chosen = _named(words, collective or (), algorithm or ())
+        given, sizes = _imported(words)
+        chosen = _named(given, collective or (), algorithm or ())
+        sizes = ranks or sizes or list(RANKS)
         with progress_bar("proving") as advance:
-            rows = [*sweep(ranks or list(RANKS), *chosen, arity, jobs, _on_proof(advance))]
+            rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         print_rows = _print_algorithms
     seconds = perf_counter() - begun
@@ -180,6 +184,26 @@ def prove_command(
     else:
         print_rows(make_console(), rows, seconds)
     return 0 if all(row.proved for row in rows) else 1
+
+
+def _imported(words: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Register the MSCCL files among the words; return names in their place, and their ranks.
+
+    A word that is the name of an algorithm is none of a file.
+    """
+    known = names_of_algorithms(COLLECTIVES, one_sided=True)
+    named, sizes = [], []
+    for word in words:
+        if word.endswith(".xml") and word not in known:
+            from ..interchange.msccl.algorithm import register
+
+            with naming(WHAT):
+                found = register(word)
+            named += [found.algorithm.collective, found.algorithm.name]
+            sizes.append(found.proof.size)
+        else:
+            named.append(word)
+    return named, sorted(set(sizes))
 
 
 def _named(

@@ -147,6 +147,8 @@ class Storage:
     def _length(self, place: tuple[str, int]) -> int:
         buffer, block = place
         lengths = self.lengths.outgoing  # tmp is cut like out, as the prover has it
+        if buffer == "tmp" and block >= len(lengths):
+            block %= len(lengths)  # only if all have one length, else the prover refuses it
         if buffer == "in" or not 0 <= block < len(lengths):
             raise ScheduleError(f"{buffer!r} has no block {block} to write", block=block)
         return lengths[block]

@@ -384,6 +384,9 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
         return f"op {call.op.name!r} is not commutative and {name} combines out of rank order"
     if algorithm.equal_blocks and not call.even:
         return f"{algorithm.name} needs equal counts"
+    blocks = algorithm.block_count(call.size, groups) if algorithm.equal_blocks else 1
+    if call.count % max(blocks, 1):
+        return f"{algorithm.name} needs a number of elements that {blocks} divides"
     return None
 
 

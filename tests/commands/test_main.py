@@ -25,6 +25,7 @@ from mpidist.launcher.mpi import environment_for, launched_rank
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import describe, unregister
+from tests.support.msccl import GOLDEN
 from tests.support.processes import environment
 
 BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling", "torch")
@@ -278,6 +279,21 @@ def test_prove_fails_with_the_counter_example(tmp_path):
         unregister("broadcast", "half")
     assert "counter-example: broadcast half: 3 ranks, root 0" in text
     assert "1 NOT proved" in text
+
+
+def test_an_msccl_file_is_proved_and_drawn(tmp_path):
+    path = tmp_path / "pair.xml"
+    path.write_text(GOLDEN, encoding="utf-8")
+    assert "allreduce   pair.xml   2 " in call("prove", str(path))
+    given = ("show", "allreduce", "pair.xml", "--ranks", "2")
+    assert "pair.xml on 2 ranks: 2 blocks, 2 messages in a row" in call(
+        *given, "--import", str(path)
+    )
+    path.write_text(GOLDEN.replace('type="rrcs"', 'type="rcs"'), encoding="utf-8")
+    assert "pair.xml: rank 0, round 1, block 0: ends with" in call("prove", str(path), status=1)
+    path.write_text(GOLDEN.replace('type="s"', 'type="x"'), encoding="utf-8")
+    assert 'pair.xml, line 5: <step type="x">: expected' in call("prove", str(path), status=2)
+    unregister("allreduce", "pair.xml")
 
 
 def test_spans_of_numbers():

@@ -228,7 +228,8 @@ def test_every_file_is_run(page):
     told = " ".join(command.line for command in commands)
     assert [name for name in files if name not in told] == []
     for name, content in files.items():
-        ast.parse(content, name)
+        if name.endswith(".py"):
+            ast.parse(content, name)
 
 
 def example_of(command):

@@ -1,0 +1,1 @@
+"""MSCCL's XML files: read as algorithms, and written from algorithms."""
