@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-GOLDEN = Path(__file__).with_name("pair.xml").read_text(encoding="utf-8")
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GOLDEN = (_EXAMPLES / "pair.xml").read_text(encoding="utf-8")
 """An allreduce of two GPUs, as a tool writes it."""
 
 
