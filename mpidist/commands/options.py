@@ -429,10 +429,10 @@ def load_names(name: str, written: str) -> dict[str, Any]:
 def _load(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> Any:
     for name in names:
         if name.endswith(".xml"):
-            from ..interchange.msccl.algorithm import register
+            from ..interchange.msccl.algorithm import import_msccl
 
             with naming("--import"):
-                register(name)
+                import_msccl(name)
         else:
             load_names(name, f"--import {name}")
     return names

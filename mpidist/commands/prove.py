@@ -195,10 +195,10 @@ def _imported(words: Sequence[str]) -> tuple[list[str], list[int]]:
     named, sizes = [], []
     for word in words:
         if word.endswith(".xml") and word not in known:
-            from ..interchange.msccl.algorithm import register
+            from ..interchange.msccl.algorithm import import_msccl
 
             with naming(WHAT):
-                found = register(word)
+                found = import_msccl(word)
             named += [found.algorithm.collective, found.algorithm.name]
             sizes.append(found.proof.size)
         else:

@@ -103,7 +103,7 @@ class _Writer(Machine):
         return label
 
 
-def goal(
+def export_goal(
     collective: str,
     choice: str | Algorithm | Choice | Callable[..., Schedule],
     size: int,

@@ -102,6 +102,16 @@ def test_export_goal_prints_or_writes_the_text(tmp_path):
     assert "\nnum_ranks 3\n" in printed and "rank 2 {\n" in printed
 
 
+def test_export_msccl_writes_a_file_that_is_proved(tmp_path):
+    path = str(tmp_path / "out.xml")
+    words = ("export", "msccl", "allgather", "bruck", "--ranks", "5", "--protocol", "LL")
+    assert call(*words, "-o", path) == f"allgather bruck on 5 ranks: {path}\n"
+    assert 'proto="LL"' in (tmp_path / "out.xml").read_text()
+    assert "1 proof of " in call("prove", path)
+    unregister("allgather", "out.xml")
+    assert "MSCCL's files are of" in call(*words[:2], "barrier", "linear", *words[4:], status=1)
+
+
 def test_bench_allreduce_is_bench_collectives():
     long = call("bench", "collectives", "allreduce", "--bytes", "x", status=2)
     for words in (["allreduce", "--bytes", "x"], ["--bytes", "x", "allreduce"]):
@@ -491,6 +501,7 @@ def test_launched_rank():
             "ALGORITHM … 'nativ' … known: binomial",
         ),
         ("export gaol", "gaol"),
+        ("export msccl allreduce ring --ranks 2 --protocol X", "--protocol … 'X' is not one of"),
         ("demo --bytes-limit 3", "--bytes-limit … '3' … at least 4 bytes"),
         ("demo --report /no/such/folder/x.html", "--report … /no/such/folder/x.html"),
         ("run -n 0 train.py", "-n … 0 is not … x>=1"),

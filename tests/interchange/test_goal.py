@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 import pytest
 
 from mpidist.errors import InvalidArgument, ScheduleError, Unsupported
-from mpidist.interchange.goal import goal
+from mpidist.interchange.goal import export_goal
 from mpidist.schedule import Recv, Send
 from mpidist.schedule.cost import cost
 from mpidist.schedule.registry import algorithms
@@ -99,7 +99,7 @@ ONE_MESSAGE = [
 
 @pytest.mark.parametrize("collective, name, size", ONE_MESSAGE)
 def test_goal_of_one_message_a_round_takes_the_time_of_the_model(collective, name, size):
-    text = goal(collective, name, size, 10_007, **MODEL)
+    text = export_goal(collective, name, size, 10_007, **MODEL)
     expected = cost(collective, name, size, 10_007, **MODEL).seconds
     assert seconds(read(text), 1e-6, 1e-10) == pytest.approx(expected, rel=1e-3)
     assert f"parameters: {round(expected / UNIT)}\n" in text
@@ -109,13 +109,13 @@ def test_goal_of_one_message_a_round_takes_the_time_of_the_model(collective, nam
 def test_goal_of_every_algorithm_is_read_and_ends(size):
     for a in algorithms():
         if a.unsupported(size) is None:
-            ranks = read(goal(a.collective, a.name, size, 1000, segments=2, **MODEL))
+            ranks = read(export_goal(a.collective, a.name, size, 1000, segments=2, **MODEL))
             assert seconds(ranks, 1e-6, 1e-10) >= 0, a.label
 
 
 def test_goal_of_segments_with_a_window_starts_a_strand_after_another_ends():
     given = {"segments": 3, "window": 1, **MODEL}
-    ranks = read(goal("broadcast", "chain", 2, 3000, **given))
+    ranks = read(export_goal("broadcast", "chain", 2, 3000, **given))
     assert [required for _, required in ranks[0].values()] == [
         [],
         ["l1"],
@@ -129,7 +129,7 @@ def test_goal_of_a_small_schedule_is_the_golden_text():
     def hand_over(rank, size):
         yield Send(1) if rank == 0 else Recv(0)
 
-    text = goal("broadcast", hand_over, 2, 64, alpha=2e-6, beta=1e-9)
+    text = export_goal("broadcast", hand_over, 2, 64, alpha=2e-6, beta=1e-9)
     assert text == (
         "// broadcast hand_over on 2 ranks, 64 bytes; proved and written by mpidist; times in ns\n"
         "// txt2bin -i FILE.goal -o FILE.bin\n"
@@ -141,13 +141,13 @@ def test_goal_of_a_small_schedule_is_the_golden_text():
 
 
 def test_goal_of_no_bytes_sends_one():
-    ranks = read(goal("broadcast", "binomial", 2, 0, **MODEL))
+    ranks = read(export_goal("broadcast", "binomial", 2, 0, **MODEL))
     assert [one["size"] for one, _ in ranks[0].values()] == ["1"]
 
 
 def test_goal_of_shared_memory_is_refused():
     with pytest.raises(Unsupported, match="allreduce in_place.*GOAL"):
-        goal("allreduce", "in_place", 4, 64, **MODEL)
+        export_goal("allreduce", "in_place", 4, 64, **MODEL)
 
 
 def test_goal_of_a_wrong_schedule_is_its_counterexample():
@@ -155,10 +155,10 @@ def test_goal_of_a_wrong_schedule_is_its_counterexample():
         yield ()
 
     with pytest.raises(ScheduleError, match="rank 1"):
-        goal("broadcast", silent, 2, 64, **MODEL)
+        export_goal("broadcast", silent, 2, 64, **MODEL)
 
 
 @pytest.mark.parametrize("alpha, beta", [(1e-6, 0.0), (1.0, 1.23456e-10), (1e-6, 3.0)])
 def test_goal_of_times_beyond_32_bits_is_refused(alpha, beta):
     with pytest.raises(InvalidArgument, match="beta="):
-        goal("broadcast", "binomial", 2, 64, alpha=alpha, beta=beta)
+        export_goal("broadcast", "binomial", 2, 64, alpha=alpha, beta=beta)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ...measure import counted
 from ..console import examples
 from ..options import (
-    OUTPUT_OR_STDOUT,
-    STDOUT,
     Count,
     Seconds,
     byte_count,
@@ -19,6 +15,7 @@ from ..options import (
     load_option,
     named_algorithm,
 )
+from .output import output_option, save
 
 
 @click.command(
@@ -49,9 +46,7 @@ from ..options import (
 @click.option(
     "--gamma", type=Seconds(), default=0.0, show_default=True, help="Seconds of a byte combined."
 )
-@click.option(
-    "-o", "--output", type=OUTPUT_OR_STDOUT, default=STDOUT, metavar="FILE", help="By default -."
-)
+@output_option
 @load_option
 def goal_command(
     collective: str,
@@ -71,10 +66,10 @@ def goal_command(
     Comments at its head have the commands of txt2bin and LogGOPSim with the parameters that stand
     for --alpha and --beta, and the time that mpidist expects for them.
     """
-    from ...interchange.goal import goal
+    from ...interchange.goal import export_goal
 
     choice = named_algorithm(collective, algorithm)
-    text = goal(
+    text = export_goal(
         collective,
         choice,
         ranks,
@@ -86,8 +81,4 @@ def goal_command(
         groups=groups_of(nodes, ranks),
         segments=segments,
     )
-    if output == STDOUT:
-        click.echo(text, nl=False)
-        return
-    Path(output).write_text(text, encoding="ascii")
-    click.echo(f"{collective} {choice.name} on {counted(ranks, 'rank')}: {output}")
+    save(text, output, f"{collective} {choice.name} on {counted(ranks, 'rank')}")

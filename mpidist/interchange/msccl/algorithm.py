@@ -30,7 +30,7 @@ class Imported(NamedTuple):
     proof: Proof
 
 
-def register(path: str | os.PathLike, name: str | None = None) -> Imported:
+def import_msccl(path: str | os.PathLike, name: str | None = None) -> Imported:
     """Register the algorithm of an MSCCL file, after its proof.
 
     The file is for one number of ranks, and its steps become rounds of Send, Recv, Reduce and Copy.
@@ -60,7 +60,7 @@ def register(path: str | os.PathLike, name: str | None = None) -> Imported:
 
     Examples
     --------
-    >>> mpidist.interchange.msccl.register("ring.xml")  # doctest: +SKIP
+    >>> mpidist.interchange.import_msccl("ring.xml")  # doctest: +SKIP
     >>> comm.allreduce(x, algorithm="ring.xml")  # doctest: +SKIP
     """
     what, name = os.fspath(path), Path(path).name if name is None else name

@@ -21,13 +21,14 @@ COLLECTIVES = {
     "allreduce": "allreduce",
     "allgather": "allgather",
     "alltoall": "alltoall",
-    "reducescatter": "reduce_scatter",
     "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
 }
 """Our collective for each value of ``coll``; RCCL writes "reducescatter", msccl-tools the other."""
 LONGEST = 64 << 20  # bytes of a file
 MOST_CHUNKS = (1 << 15) - 1  # RCCL keeps the number of a chunk in 16 bits
 BUFFERS = ("i", "o", "s")
+PROTOCOLS = ("Simple", "LL", "LL128")
 SENDING, RECEIVING = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrs", "rrc", "rrcs")
 TYPES = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
 # Those steps whose source, and whose target, is a place of their own GPU.
@@ -108,7 +109,7 @@ _NEEDED: dict[str, dict[str, object]] = {
 }
 _OPTIONAL: dict[str, dict[str, object]] = {
     "algo": {
-        **{"proto": ("Simple", "LL", "LL128"), "outofplace": _FLAG, "nchannels": _INT},
+        **{"proto": PROTOCOLS, "outofplace": _FLAG, "nchannels": _INT},
         **{"minBytes": _INT, "maxBytes": _INT, "maxcount": _INT, "nthreadblocks": _INT},
     },
 }
@@ -259,9 +260,13 @@ class _Reader:
 
 def read(path: str | os.PathLike) -> File:
     """Return what an MSCCL file has; InvalidArgument with line, element and value if it is none."""
-    what = Path(path).name
     try:
         text = read_file(path, longest=LONGEST)
     except OSError as error:
         raise InvalidArgument(f"{os.fspath(path)}: {error.strerror or error}") from None
+    return parse(text, Path(path).name)
+
+
+def parse(text: bytes, what: str) -> File:
+    """Return what the text of a file has; `what` names it in errors."""
     return _Reader(what).read(text)

@@ -5,7 +5,7 @@ import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgument, MpidistError, ScheduleError, Unsupported
-from mpidist.interchange.msccl.algorithm import register
+from mpidist.interchange.msccl.algorithm import import_msccl
 from mpidist.schedule import prove
 from mpidist.schedule.registry import describe, unregister
 from tests.support.msccl import GOLDEN, all_pairs, one_block, xml
@@ -18,7 +18,7 @@ def imported(tmp_path):
     def imported(text, name="small.xml"):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8")
-        found = register(path)
+        found = import_msccl(path)
         made.append(found.algorithm)
         return found
 
@@ -52,7 +52,7 @@ def run(algorithm, size, counts):
     assert mpidist.run_simulated(size, work) == [True] * size
 
 
-def test_register_offers_the_golden_file_under_its_name(imported):
+def test_import_offers_the_golden_file_under_its_name(imported):
     algorithm, proof = imported(GOLDEN, "pair.xml")
     assert algorithm.label == "allreduce pair.xml" and not algorithm.equal_blocks
     assert (proof.rounds, proof.messages, proof.identical) == (2, 4, True)
@@ -62,20 +62,30 @@ def test_register_offers_the_golden_file_under_its_name(imported):
     run(algorithm, 2, (0, 1, 7, 1000))
 
 
-def test_register_refuses_other_numbers_of_ranks(imported):
+@pytest.mark.mpi(min_size=2)
+def test_an_imported_algorithm_serves_calls(comm, imported):
+    algorithm, _ = imported(all_pairs(comm.size))
+    x = np.arange(11.0) + comm.rank
+    expected = comm.allreduce(x, algorithm="ring")
+    for call in (comm.allreduce, lambda *a, **k: comm.iallreduce(*a, **k).wait()):
+        assert np.allclose(call(x, algorithm=algorithm.name), expected)
+    assert np.allclose(comm.allreduce(x, out=x, algorithm=algorithm.name), expected)
+
+
+def test_import_refuses_other_numbers_of_ranks(imported):
     imported(GOLDEN, "pair.xml")
     with pytest.raises(Unsupported, match=r"pair\.xml: 3 ranks: expected 2 ranks"):
         prove("allreduce", "pair.xml", 3)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_register_of_all_pairs_needs_no_copies(imported, inplace):
+def test_import_of_all_pairs_needs_no_copies(imported, inplace):
     algorithm, proof = imported(all_pairs(4, inplace))
     assert (proof.rounds, proof.messages, algorithm.equal_blocks) == (2, 24, False)
     run(algorithm, 4, (1, 10, 64))
 
 
-def test_register_of_scratch_that_stays_needs_equal_blocks(imported):
+def test_import_of_scratch_that_stays_needs_equal_blocks(imported):
     algorithm, proof = imported(two_hops())
     assert algorithm.equal_blocks and proof.messages == 16
     run(algorithm, 4, (4, 64))
@@ -108,7 +118,7 @@ def _swapped(rank):
     return [*copies, "s s0 n2", "r s2 n2", f"cpy s3 o{other}", f"cpy s2 o{other + 1}"]
 
 
-def test_register_proves_each_claim_of_a_file(imported):
+def test_import_proves_each_claim_of_a_file(imported):
     # In place the own part is where it belongs; out of place nobody has copied it.
     gpus = one_block(2, lambda r: ["s i0", f"r o{1 - r}"])
     imported(xml("allgather", 2, gpus, sizes=(1, 2), inplace=1, outofplace=0))
@@ -116,13 +126,13 @@ def test_register_proves_each_claim_of_a_file(imported):
         imported(xml("allgather", 2, gpus, sizes=(1, 2), inplace=1, outofplace=1))
 
 
-def test_register_refuses_to_write_an_input_that_is_kept(imported):
+def test_import_refuses_to_write_an_input_that_is_kept(imported):
     text = GOLDEN.replace('outofplace="0"', 'outofplace="1"')
     with pytest.raises(ScheduleError, match="line 6: writes 'i', the input"):
         imported(text)
 
 
-def test_register_keeps_the_operand_of_rrs_where_it_is_read_later(imported):
+def test_import_keeps_the_operand_of_rrs_where_it_is_read_later(imported):
     gpus = [
         [(1, -1, 0, ["s i0"]), (2, 2, 1, ["s i0", "r o0"])],
         [(2, 0, 0, ["rrs i0 told"]), (-1, 2, 1, ["rrc i0 o0 after0.0"])],
@@ -135,7 +145,7 @@ def test_register_keeps_the_operand_of_rrs_where_it_is_read_later(imported):
     run(algorithm, 3, (5,))
 
 
-def test_register_of_a_wrong_sum_is_a_counterexample(imported):
+def test_import_of_a_wrong_sum_is_a_counterexample(imported):
     with pytest.raises(ScheduleError, match=r"small\.xml: rank 0, .*lacks rank 0"):
         imported(
             GOLDEN.replace(
@@ -144,7 +154,7 @@ def test_register_of_a_wrong_sum_is_a_counterexample(imported):
         )
 
 
-def test_register_refuses_the_name_of_another_file(imported, tmp_path):
+def test_import_refuses_the_name_of_another_file(imported, tmp_path):
     imported(GOLDEN, "pair.xml")
     imported(GOLDEN, "pair.xml")  # again is the same
     (tmp_path / "b").mkdir()
@@ -153,16 +163,16 @@ def test_register_refuses_the_name_of_another_file(imported, tmp_path):
     with pytest.raises(
         InvalidArgument, match="an allreduce algorithm 'pair.xml': expected another"
     ):
-        register(other)
+        import_msccl(other)
     with pytest.raises(InvalidArgument, match="'ring': expected another name"):
-        register(other, name="ring")
+        import_msccl(other, name="ring")
     with pytest.raises(MpidistError, match="auto"):
-        register(other, name="auto")
-    found = register(other, name="mine")
+        import_msccl(other, name="auto")
+    found = import_msccl(other, name="mine")
     unregister("allreduce", found.algorithm.name)
 
 
-def test_register_says_where_sums_differ_between_ranks(imported):
+def test_import_says_where_sums_differ_between_ranks(imported):
     # Each GPU adds what comes, in another order.
     def blocks(r):
         peers = [p for p in range(3) if p != r]
