@@ -1,5 +1,7 @@
 """MSCCL files as algorithms: proved as they claim, registered, and run on simulated ranks."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,11 @@ def imported(tmp_path):
     made = []
 
     def imported(text, name="small.xml"):
+        # Ranks that are threads share the folder: none may read what another is writing.
         path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        found = import_msccl(path)
+        written = tmp_path / f"{name}.{threading.get_ident()}"
+        written.write_text(text, encoding="utf-8")
+        found = import_msccl(written.replace(path))
         made.append(found.algorithm)
         return found
 
