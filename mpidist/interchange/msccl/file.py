@@ -27,6 +27,8 @@ COLLECTIVES = {
 """Our collective for each value of ``coll``; RCCL writes "reducescatter", msccl-tools the other."""
 LONGEST = 64 << 20  # bytes of a file
 MOST_CHUNKS = (1 << 15) - 1  # RCCL keeps the number of a chunk in 16 bits
+# Of all GPUs, against files that fill the memory; 128 GPUs with all that RCCL allows have less.
+MOST_BLOCKS, MOST_USES = 1 << 13, 1 << 22  # thread blocks, and chunks of all steps together
 BUFFERS = ("i", "o", "s")
 PROTOCOLS = ("Simple", "LL", "LL128")
 SENDING, RECEIVING = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrs", "rrc", "rrcs")
@@ -123,7 +125,7 @@ class _Reader:
         self.what = what
         self.open: list[str] = []
         self.file: File | None = None
-        self.ranks = 0
+        self.ranks = self.blocks = self.uses = 0
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
@@ -231,6 +233,9 @@ class _Reader:
         for key in ("send", "recv"):
             if not -1 <= at[key] < self.ranks or at[key] == len(self.file.gpus) - 1:
                 raise self._unlike("tb", key, at[key], f"-1, or another of {self.ranks} GPUs")
+        self.blocks += 1
+        if self.blocks > MOST_BLOCKS:
+            raise self.error(f"more than {MOST_BLOCKS} <tb>")
         line = self.parser.CurrentLineNumber
         blocks.append(ThreadBlock(line, at["send"], at["recv"], at["chan"]))
 
@@ -245,6 +250,9 @@ class _Reader:
                 raise self._unlike("step", "type", kind, f'a thread block with {key}="0" or more')
         if kind != "nop" and not 1 <= at["cnt"] <= MOST_CHUNKS:
             raise self._unlike("step", "cnt", at["cnt"], f"1 … {MOST_CHUNKS}")
+        self.uses += at["cnt"]
+        if self.uses > MOST_USES:
+            raise self.error(f"more than {MOST_USES} chunks in all steps together")
         for kinds, side in ((WITH_SOURCE, "src"), (WITH_TARGET, "dst")):
             offset, room = at[f"{side}off"], gpu.chunks[at[f"{side}buf"]]
             if kind in kinds and not 0 <= offset <= room - at["cnt"]:

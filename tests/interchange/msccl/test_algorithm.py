@@ -1,5 +1,6 @@
 """MSCCL files as algorithms: proved as they claim, registered, and run on simulated ranks."""
 
+import re
 import threading
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_import_of_all_pairs_needs_no_copies(imported, inplace):
     algorithm, proof = imported(all_pairs(4, inplace))
     assert (proof.rounds, proof.messages, algorithm.equal_blocks) == (2, 24, False)
     run(algorithm, 4, (1, 10, 64))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_import_finds_each_dependency_that_is_left_out(imported, inplace):
+    text = all_pairs(3, inplace)
+    places = [m.span() for m in re.finditer(r'depid="[0-9]+" deps="[0-9]+"', text)]
+    assert len(places) == 12
+    for start, end in places:
+        with pytest.raises(ScheduleError, match=r"small\.xml, lines \d+, \d+: these steps use"):
+            imported(f'{text[:start]}depid="-1" deps="-1"{text[end:]}')
 
 
 def test_import_of_scratch_that_stays_needs_equal_blocks(imported):

@@ -91,6 +91,14 @@ def test_read_refuses_chunks_that_ranks_do_not_divide(write):
         read(write(text))
 
 
+def test_read_refuses_files_that_would_fill_the_memory(write):
+    block = (-1, -1, 0, ["cpy i0 o0 n32767"] * 129)
+    with pytest.raises(InvalidArgument, match=r"line 132: more than 4194304 chunks"):
+        read(write(xml("allreduce", 32767, [[block]])))
+    with pytest.raises(InvalidArgument, match=r"more than 8192 <tb>"):
+        read(write(xml("allreduce", 1, [[(-1, -1, 0, [])] * 8193])))
+
+
 @pytest.mark.parametrize("name", ["missing.xml", "."])
 def test_read_of_no_file_names_the_path(tmp_path, name):
     with pytest.raises(InvalidArgument, match=r"missing\.xml|directory"):
