@@ -337,6 +337,9 @@ def _between(first: Op, second: Op) -> int:
         return 0
     if first.kind == "add":
         return int(second.kind != "add")
+    if first.kind == second.kind == "reduce" and first.thread != second.thread:
+        # One round may combine several messages into a chunk, one after the other.
+        return int(set(first.targets).isdisjoint(second.targets))
     return int(first.kind != "copy" or second.kind not in _AFTER_COPIES)
 
 

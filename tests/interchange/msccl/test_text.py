@@ -88,6 +88,7 @@ def test_export_of_an_imported_file_proves_again(tmp_path, text):
     path.write_text(export_msccl("allreduce", "small.xml", found.proof.size), encoding="utf-8")
     again = import_msccl(path)
     unregister("allreduce", "small.xml")
+    assert again.proof.rounds == found.proof.rounds
     assert again.proof.blocks_moved == found.proof.blocks_moved
     assert again.proof.reductions == found.proof.reductions
 
