@@ -211,8 +211,9 @@ class _Reader:
         apart = bool(at.get("outofplace", not inplace))
         if not inplace and not apart:
             raise self._unlike("algo", "outofplace", 0, "1, or inplace 1")
+        name = shown(" ".join(at["name"].split())[:80])
         self.file = File(
-            self.what, at["name"], collective, chunks, inplace, apart, at.get("proto", "Simple")
+            self.what, name, collective, chunks, inplace, apart, at.get("proto", "Simple")
         )
 
     def _gpu(self, at: Mapping) -> None:

@@ -109,6 +109,8 @@ def test_read_keeps_control_characters_from_the_terminal(write):
     with pytest.raises(InvalidArgument) as raised:
         read(write(GOLDEN.replace('proto="LL"', 'proto="&#x9b;2J"', 1)))
     assert "\x9b" not in str(raised.value)
+    named = read(write(GOLDEN.replace('name="pair"', f'name="a&#x9b;2J&#10;b{"c" * 99}"', 1))).name
+    assert named.isprintable() and len(named) < 90
 
 
 def test_read_without_outofplace_takes_the_other_of_inplace(write):
