@@ -105,7 +105,7 @@ def chaos(wrapper: str, losses: int, seed: int) -> None:
         finished, killed, done = train(wrapper, steps, ranks, more, waits)
         jobs, survived = jobs + 1, survived + len(killed)
         took += seconds_of(finished.output)
-        good = finished.status == 0 and set(done) == {expected}
+        good = bool(killed) and finished.status == 0 and set(done) == {expected}
         print(
             f"{wrapper}: job {jobs}, ranks {killed} lost: {'good' if good else 'BAD'}", flush=True
         )
