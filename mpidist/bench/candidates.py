@@ -37,12 +37,14 @@ class Candidate:
     """An executor or algorithm to measure, and the kind of memory of its arrays.
 
     `other` is for a library that is measured beside mpidist: it takes a case, and returns a
-    function without arguments that runs it, or raises :class:`~mpidist.Unsupported`.
+    function without arguments that runs it, or raises :class:`~mpidist.Unsupported`.  `before` is
+    called before each call, untimed.
     """
 
     name: str
     memory: str = PRIVATE
     other: Callable[[Case], Callable[[], Any]] | None = None
+    before: Callable[[], Any] | None = None
 
     def runner(self, comm: Communicator, case: Case) -> Callable[[], Any]:
         """Return a function without arguments that runs a case."""
@@ -149,7 +151,11 @@ def bare(comm: Communicator, case: Case) -> Callable[[], Any]:
     It uses the same MPI communicator as mpidist.  Raises Unsupported if there is no MPI, or MPI has
     no such operation for this dtype.
     """
-    mpi = mpi_communicator(comm)
+    return bare_on(mpi_communicator(comm), case)
+
+
+def bare_on(mpi: Any, case: Case) -> Callable[[], Any]:
+    """Return a function as :func:`bare` does, for an mpi4py communicator."""
     from mpi4py import MPI
 
     if case.collective == "barrier":

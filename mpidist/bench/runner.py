@@ -208,6 +208,8 @@ class Contest:
             used = -perf_counter()
             case.fill(turn)
             used += perf_counter()
+            if entry.candidate.before is not None:
+                entry.candidate.before()
             self.comm.barrier()
             begun = perf_counter()
             entry.run()

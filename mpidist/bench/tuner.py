@@ -254,6 +254,10 @@ class Race(Contest):
         """
         return self.stopped() or perf_counter() > self.until
 
+    def candidate(self, name: str) -> Candidate:
+        """Return the candidate of a name."""
+        return Candidate(name, self.memory)
+
     def run(self, names: Sequence[str], keep: Keep) -> dict[str, list[float]]:
         """Run the race between `names`; return the finalists' seconds by name, one per iteration.
 
@@ -263,7 +267,7 @@ class Race(Contest):
         """
         end, begun = self.until, perf_counter()
         for name in names:
-            self.admit(Candidate(name, self.memory))
+            self.admit(self.candidate(name))
             if self.over and self.entries:
                 self.complete = name == names[-1]
                 break

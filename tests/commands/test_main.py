@@ -112,6 +112,22 @@ def test_export_msccl_writes_a_file_that_is_proved(tmp_path):
     assert "MSCCL's files are of" in call(*words[:2], "barrier", "linear", *words[4:], status=1)
 
 
+def test_export_of_predicted_rules_writes_them(tmp_path):
+    words = ("allreduce", "--ranks", "4,8", "--bytes", "64,1M", "--predict", "1e-6,1e-9")
+    version = ("--version", "5")
+    printed = call("export", "openmpi", *words, *version, "-o", str(tmp_path / "rules"))
+    assert "2 rules written" in printed and f"={tmp_path / 'rules'}" in printed
+    written = (tmp_path / "rules").read_text()
+    assert "beta 1e-09 s" in written and "\n64 3 0 0  # allreduce on 8 ranks" in written
+    call("export", "openmpi", *words, "--version", "6", "-o", str(tmp_path / "rules.json"))
+    assert json.loads((tmp_path / "rules.json").read_text())["rule_file_version"] == 3
+    assert "written" in call("export", "nccl", *words, "-o", str(tmp_path / "tuner.csv"))
+    assert "\nallreduce,64," in (tmp_path / "tuner.csv").read_text()
+    words = ("allreduce", "--ranks", "4", "--bytes", "1M", "--predict", "0,1e-9", *version)
+    assert "is not written" in call("export", "openmpi", *words, "-o", str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
 def test_bench_allreduce_is_bench_collectives():
     long = call("bench", "collectives", "allreduce", "--bytes", "x", status=2)
     for words in (["allreduce", "--bytes", "x"], ["--bytes", "x", "allreduce"]):
@@ -502,6 +518,17 @@ def test_launched_rank():
         ),
         ("export gaol", "gaol"),
         ("export msccl allreduce ring --ranks 2 --protocol X", "--protocol … 'X' is not one of"),
+        ("export openmpi -o x", "Missing option … --ranks"),
+        ("export openmpi --ranks 1 -o x", "--ranks … 1 is too small … >= 2"),
+        ("export openmpi --ranks 2 --predict 1e-6 -o x", "--predict … '1e-6' … byte combined"),
+        ("export openmpi scan --ranks 4 --predict 1e-6,0 --version 5 -o x", "scan: Open MPI"),
+        (
+            "export openmpi --ranks 4 --predict 1e-6,0 --version 5 --check -o x",
+            "--check … measured rules",
+        ),
+        ("export openmpi --ranks 4 --version 3 -o x", "--version … '3' is not one of"),
+        ("export nccl --ranks 4 -o x", "--predict is missing"),
+        ("export nccl broadcast --ranks 4 --predict 1e-6,0 -o x", "broadcast: NCCL"),
         ("demo --bytes-limit 3", "--bytes-limit … '3' … at least 4 bytes"),
         ("demo --report /no/such/folder/x.html", "--report … /no/such/folder/x.html"),
         ("run -n 0 train.py", "-n … 0 is not … x>=1"),

@@ -7,19 +7,23 @@ import click
 from ..console import examples
 from .goal import goal_command
 from .msccl import msccl_command
+from .mpich import mpich_command
+from .nccl import nccl_command
+from .openmpi import openmpi_command
 
 
 @click.group(
     "export",
-    short_help="Write algorithms for other tools.",
+    short_help="Write algorithms and choices for other tools.",
     epilog=examples(
         "mpidist export goal allreduce ring --ranks 64 --bytes 1M -o ring.goal",
         "mpidist export msccl allreduce ring --ranks 8 -o ring.xml",
+        "mpidist export openmpi allreduce --ranks 4 --check -o rules.txt",
     ),
 )
 def export_command() -> None:
-    """Write algorithms in the formats of other tools, each after its proof."""
+    """Write algorithms, and choices between them, in the formats of other tools."""
 
 
-for _command in (goal_command, msccl_command):
+for _command in (goal_command, msccl_command, openmpi_command, mpich_command, nccl_command):
     export_command.add_command(_command)

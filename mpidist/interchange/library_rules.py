@@ -1,0 +1,171 @@
+"""Rules for a library of collectives: its own algorithms by ranks and bytes, and where from.
+
+They come from two sources.  *Measured*: its algorithms were forced one by one on these ranks, and a
+rule stands only where one is faster than the library's choice beyond the noise.  *Predicted*: the
+cost model ran our schedules of the same name, for ranks that are not here; a rule stands only where
+one is cheaper than every other beyond the model's error.  Elsewhere the library chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument, UnknownName, Unsupported
+from ..measure import round_size
+from ..schedule.cost import cost
+from ..schedule.registry import find
+from ..selection.estimates import AHEAD
+from ..selection.tuning import PRIVATE, Key, TuningEntry
+
+DEFAULT = "default"
+"""In the place of an algorithm: what the library chooses by itself."""
+MEASURED, PREDICTED = "measured", "predicted"
+
+
+@dataclass(frozen=True)
+class LibraryCollective:
+    """A collective of a library, under its name there."""
+
+    name: str
+    # For each of its algorithms that rules can name, our algorithm of the same schedule.
+    schedules: Mapping[str, str | None]
+    number: int = -1  # where the library has numbers
+
+
+@dataclass(frozen=True)
+class LibraryRule:
+    """A rule: `algorithm` serves buffers of `first` to `last` bytes on `ranks` ranks.
+
+    Bytes are those of the whole buffer.  `gains` are the least and the greatest ratio of times at
+    the sizes within: of the library's choice if `basis` is "measured", of the second fastest
+    algorithm if it is "predicted", over that of `algorithm`.
+    """
+
+    collective: str
+    ranks: int
+    first: int
+    last: int
+    algorithm: str  # the library's name
+    basis: str
+    gains: tuple[float, float]
+
+    def __str__(self) -> str:
+        """Return the rule as a comment has it."""
+        low, high = (f"{gain:.2f}" for gain in self.gains)
+        other = "the library's choice" if self.basis == MEASURED else "the next by the model"
+        return (
+            f"{self.collective} on {self.ranks} ranks, {round_size(self.first)} to "
+            f"{round_size(self.last)}: {self.algorithm}, {self.basis}: "
+            f"{low if low == high else f'{low} to {high}'} times as fast as {other}"
+        )
+
+
+def of_entry(entry: TuningEntry, basis: str) -> list[LibraryRule]:
+    """Return the rules of an entry whose candidates are the library's algorithms and DEFAULT.
+
+    They end with the sizes that have times: nothing is known beyond.
+    """
+    rules = []
+    for rule in entry.rules:
+        first = max(int(rule.start), min(entry.times))
+        last = int(min(rule.below - 1, max(entry.times)))
+        inside = [times for n, times in entry.times.items() if first <= n <= last]
+        if rule.choose != DEFAULT and inside:
+            gains = [_other(times, rule.choose) / times[rule.choose] for times in inside]
+            rules.append(
+                LibraryRule(
+                    entry.key.collective,
+                    sum(entry.key.ranks_per_node),
+                    first,
+                    last,
+                    rule.choose,
+                    basis,
+                    (min(gains), max(gains)),
+                )
+            )
+    return rules
+
+
+def _other(times: Mapping[str, float], chosen: str) -> float:
+    """Return the time that a gain compares with: the library's, else that of the second fastest."""
+    if DEFAULT in times:
+        return times[DEFAULT]
+    return min(seconds for name, seconds in times.items() if name != chosen)
+
+
+def predicted(
+    collective: str,
+    schedules: Mapping[str, str | None],
+    ranks: int,
+    sizes: Sequence[int],
+    model: Mapping[str, float],
+    on_step: Callable[[], object] = lambda: None,
+) -> list[LibraryRule]:
+    """Return the rules that the cost model gives for one node, or for ranks on equal links.
+
+    Parameters
+    ----------
+    collective : str
+        Name of the collective.
+    schedules : mapping of str to str or None
+        Our algorithm for each of the library's; those with None are left out.
+    ranks : int
+        Number of ranks, which need not be here.
+    sizes : sequence of int
+        Bytes of the whole buffer, at which the schedules are simulated.
+    model : mapping
+        ``alpha``, ``beta`` and optionally ``gamma`` of :func:`~mpidist.schedule.cost.cost`.
+    on_step : callable
+        Called after each simulation.
+
+    Raises
+    ------
+    Unsupported
+        If fewer than two of the library's algorithms have a schedule: nothing can be compared.
+    """
+    known = {name: ours for name, ours in schedules.items() if ours is not None}
+    if len(known) < 2:
+        raise Unsupported(
+            f"{collective}: {len(known) or 'none'} of its algorithms {', '.join(schedules)} has a "
+            "schedule here: expected two or more, to compare their predicted times"
+        )
+    times: dict[int, dict[str, float]] = {}
+    chosen: dict[int, str] = {}
+    for nbytes in sorted(sizes):
+        at = times[nbytes] = {}
+        for name, ours in known.items():
+            choice = find(collective, ours)
+            alpha, beta, gamma = model["alpha"], model["beta"], model.get("gamma", 0.0)
+            found = cost(collective, choice, ranks, nbytes, alpha=alpha, beta=beta, gamma=gamma)
+            at[name] = found.seconds
+            on_step()
+        best = min(at, key=lambda name: at[name])
+        # The library's own choice may be any of them: only what beats all the others is a gain.
+        chosen[nbytes] = best if at[best] <= AHEAD * _other(at, best) else DEFAULT
+    key = Key("", (ranks,), "float", collective, PRIVATE)
+    return of_entry(TuningEntry.from_points(key, chosen, times), PREDICTED)
+
+
+def check_rules(
+    rules: Iterable[LibraryRule], known: Mapping[str, LibraryCollective], library: str
+) -> None:
+    """Raise InvalidArgument if a library, or its format, has no such collective or algorithm."""
+    for rule in rules:
+        collective = collective_of(rule.collective, known, library)
+        if rule.algorithm not in collective.schedules:
+            raise UnknownName(
+                f"{library} {rule.collective} algorithm", rule.algorithm, [*collective.schedules]
+            )
+
+
+def collective_of(
+    name: str, known: Mapping[str, LibraryCollective], library: str
+) -> LibraryCollective:
+    """Return a collective of a library; InvalidArgument if its rules cannot name it."""
+    if name not in known:
+        raise InvalidArgument(
+            f"{name}: {library} has no choice of algorithms that a file could make for it; "
+            f"expected {', '.join(known)}"
+        )
+    return known[name]

@@ -1,0 +1,70 @@
+"""The MPI library's algorithms, forced one by one in a running job."""
+
+import json
+
+import pytest
+from mpi4py import MPI
+
+from mpidist.bench.forced import Forced, in_force, measure, own_tree
+from mpidist.errors import Unsupported
+from mpidist.interchange import openmpi
+from mpidist.interchange.library_rules import DEFAULT, MEASURED, LibraryRule, of_entry
+
+VENDOR = MPI.get_vendor()[0]
+
+
+def rule(ranks, algorithm, collective="allreduce"):
+    return LibraryRule(collective, ranks, 2000, 2051, algorithm, MEASURED, (1.5, 1.5))
+
+
+def test_measure_times_every_algorithm_and_the_default(comm):
+    found = measure(comm, VENDOR, ["allreduce", "reduce"], [64, 4096], budget=0.8)
+    assert found.wrong == [] and 0 <= found.confirmed <= found.faster <= 4
+    assert [entry.key.collective for entry in found.entries] == ["allreduce", "reduce"]
+    for entry in found.entries:
+        assert sum(entry.key.ranks_per_node) == comm.size and sorted(entry.times) == [64, 4096]
+        for times in entry.times.values():
+            assert DEFAULT in times and len(times) > 2 and min(times.values()) > 0
+        for one in of_entry(entry, MEASURED):
+            assert one.gains[0] > 1, "slower than the library's choice"
+    assert found.about["ranks"] == comm.size
+    assert comm.allreduce(1.0) == comm.size
+
+
+def test_forced_names_are_the_librarys(comm):
+    forced = Forced(comm, VENDOR)
+    names = forced.names("allreduce")
+    assert names[0] == DEFAULT and {"recursive_doubling", "ring"} < set(names)
+    if VENDOR == "Open MPI":
+        assert ("two_proc" in forced.names("allgather")) == (comm.size == 2)
+    forced.close()
+
+
+@pytest.mark.skipif(VENDOR != "Open MPI", reason="needs Open MPI")
+def test_other_numbers_than_the_files_are_unsupported(comm, monkeypatch):
+    forced = Forced(comm, VENDOR)
+    monkeypatch.setattr(openmpi, "number", lambda collective, algorithm: 77)
+    with pytest.raises(Unsupported, match="allreduce: .* has number 1: expected 77"):
+        forced.names("allreduce")
+
+
+@pytest.mark.mpi(min_size=3)
+def test_in_force_tells_algorithms_apart_by_their_bits(comm):
+    """Without a file the library chooses recursive doubling at 2 KB, and not the ring."""
+    rules = [
+        rule(comm.size, "recursive_doubling"),
+        rule(comm.size, "ring"),
+        rule(comm.size + 1, "ring"),
+    ]
+    found = in_force(comm, VENDOR, [*rules, rule(comm.size, "ring", "allgather")])
+    assert [line.rule for line in found] == [rules[0]] * 2 + [rules[1]] * 2
+    assert [line.nbytes for line in found] == [2000, 2048] * 2, "whole elements within the rule"
+    assert [line.holds for line in found] == [True, True, False, False]
+    assert "ring" not in found[0].others and "recursive_doubling" in found[2].others
+
+
+@pytest.mark.skipif(VENDOR != "MPICH", reason="needs MPICH")
+def test_own_tree_is_in_the_library(comm):
+    tree = json.loads(own_tree(comm))
+    assert {"collective=allreduce", "collective=scan"} < set(tree)
+    assert "comm_type=intra" in tree["collective=reduce_scatter_block"]
