@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ..errors import InvalidArgument, UnknownName, Unsupported
 from ..measure import round_size
-from ..schedule.cost import cost
-from ..schedule.registry import find
+from ..schedule.cost import Link, cost
+from ..schedule.registry import Groups, find
 from ..selection.estimates import AHEAD
 from ..selection.tuning import PRIVATE, Key, TuningEntry
 
@@ -23,13 +23,17 @@ DEFAULT = "default"
 MEASURED, PREDICTED = "measured", "predicted"
 
 
+Schedules = Mapping[str, str | tuple[str, ...] | None]
+
+
 @dataclass(frozen=True)
 class LibraryCollective:
     """A collective of a library, under its name there."""
 
     name: str
-    # For each of its algorithms that rules can name, our algorithm of the same schedule.
-    schedules: Mapping[str, str | None]
+    # For each of its algorithms that rules can name, our algorithm of the same schedule; several
+    # where the library chooses further.
+    schedules: Schedules
     number: int = -1  # where the library has numbers
 
 
@@ -96,20 +100,22 @@ def _other(times: Mapping[str, float], chosen: str) -> float:
 
 def predicted(
     collective: str,
-    schedules: Mapping[str, str | None],
+    schedules: Schedules,
     ranks: int,
     sizes: Sequence[int],
     model: Mapping[str, float],
     on_step: Callable[[], object] = lambda: None,
+    groups: Groups | None = None,
+    link: Link | None = None,
 ) -> list[LibraryRule]:
-    """Return the rules that the cost model gives for one node, or for ranks on equal links.
+    """Return the rules that the cost model gives, by default for ranks on equal links.
 
     Parameters
     ----------
     collective : str
         Name of the collective.
-    schedules : mapping of str to str or None
-        Our algorithm for each of the library's; those with None are left out.
+    schedules : mapping of str to str, tuple of str or None
+        Our algorithm for each of the library's, of several the fastest; None leaves it out.
     ranks : int
         Number of ranks, which need not be here.
     sizes : sequence of int
@@ -117,7 +123,10 @@ def predicted(
     model : mapping
         ``alpha``, ``beta`` and optionally ``gamma`` of :func:`~mpidist.schedule.cost.cost`.
     on_step : callable
-        Called after each simulation.
+        Called after each algorithm of the library at each size.
+    groups, link : optional
+        The ranks of each node, and the link between nodes, of
+        :func:`~mpidist.schedule.cost.cost`.
 
     Raises
     ------
@@ -135,10 +144,20 @@ def predicted(
     for nbytes in sorted(sizes):
         at = times[nbytes] = {}
         for name, ours in known.items():
-            choice = find(collective, ours)
-            alpha, beta, gamma = model["alpha"], model["beta"], model.get("gamma", 0.0)
-            found = cost(collective, choice, ranks, nbytes, alpha=alpha, beta=beta, gamma=gamma)
-            at[name] = found.seconds
+            at[name] = min(
+                cost(
+                    collective,
+                    find(collective, one),
+                    ranks,
+                    nbytes,
+                    alpha=model["alpha"],
+                    beta=model["beta"],
+                    gamma=model.get("gamma", 0.0),
+                    groups=groups,
+                    link=link,
+                ).seconds
+                for one in ((ours,) if isinstance(ours, str) else ours)
+            )
             on_step()
         best = min(at, key=lambda name: at[name])
         # The library's own choice may be any of them: only what beats all the others is a gain.

@@ -528,6 +528,8 @@ def test_launched_rank():
         ),
         ("export openmpi --ranks 4 --version 3 -o x", "--version … '3' is not one of"),
         ("export nccl --ranks 4 -o x", "--predict is missing"),
+        ("export han --nodes 4 --predict 1e-6,0 --link 1,0 -o x", "--nodes 4 … two nodes or more"),
+        ("export han --nodes 2,2 --predict 1e-6,0 --link 1,0,0 -o x", "--link … two numbers"),
         ("export nccl broadcast --ranks 4 --predict 1e-6,0 -o x", "broadcast: NCCL"),
         ("demo --bytes-limit 3", "--bytes-limit … '3' … at least 4 bytes"),
         ("demo --report /no/such/folder/x.html", "--report … /no/such/folder/x.html"),

@@ -6,8 +6,9 @@ import click
 
 from ..console import examples
 from .goal import goal_command
-from .msccl import msccl_command
+from .han import han_command
 from .mpich import mpich_command
+from .msccl import msccl_command
 from .nccl import nccl_command
 from .openmpi import openmpi_command
 
@@ -25,5 +26,12 @@ def export_command() -> None:
     """Write algorithms, and choices between them, in the formats of other tools."""
 
 
-for _command in (goal_command, msccl_command, openmpi_command, mpich_command, nccl_command):
+for _command in (
+    goal_command,
+    msccl_command,
+    openmpi_command,
+    han_command,
+    mpich_command,
+    nccl_command,
+):
     export_command.add_command(_command)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...bench.forced import InForce
+    from ...schedule.cost import Link
+    from ...schedule.registry import Groups
 
 START_SECONDS = 120.0  # of a job besides its measurements: on a loaded machine MPI starts slowly
 
@@ -159,6 +161,8 @@ def predicted_rules(
     ranks: Sequence[int],
     sizes: Sequence[int],
     model: Mapping[str, float],
+    groups: Groups | None = None,
+    link: Link | None = None,
 ) -> tuple[list[LibraryRule], list[str]]:
     """Return the rules that the cost model gives, and lines on them."""
     names = _names(collectives, known, library)
@@ -175,7 +179,7 @@ def predicted_rules(
         for name, of in schedules.items():
             for n in ranks:
                 where = [0] if name == "barrier" else sizes
-                rules += predicted(name, of, n, where, model, advance)
+                rules += predicted(name, of, n, where, model, advance, groups, link)
     constants = ", ".join(f"{name} {value:g} s" for name, value in model.items())
     return rules, [
         f"rules for {library}, predicted by mpidist {__version__} on {date.today().isoformat()}",
