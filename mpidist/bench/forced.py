@@ -28,7 +28,7 @@ from ..measure import low
 from ..selection.tuning import PRIVATE, Key, TuningEntry
 from .candidates import Candidate, bare_on, mpi_communicator
 from .cases import Case, Workload
-from .machine import make_header
+from .machine import Watch, make_header
 from .race import no_garbage_collection
 from .tuner import FIRST, Race, faster_half, settle
 
@@ -125,9 +125,17 @@ class Measured:
 
     entries: list[TuningEntry] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # the machine, the library, the date
+    # What speaks against the figures: other processes, a machine that changed.
+    doubts: list[str] = field(default_factory=list)
+    busy: bool = False  # with other processes
     wrong: list[str] = field(default_factory=list)  # collective, algorithm, bytes
     faster: int = 0  # sizes at which the first pass found an algorithm faster than the default
     confirmed: int = 0  # those at which the second pass did too
+
+    def seen(self, machine: Watch) -> Measured:
+        """Look at the machine for the last time, and return self; collective."""
+        self.doubts, self.busy = machine.again(), bool(machine.busy)
+        return self
 
 
 def measure(
@@ -136,16 +144,19 @@ def measure(
     collectives: Sequence[str],
     sizes: Sequence[int],
     budget: float,
+    busy_too: bool = True,
 ) -> Measured:
     """Find the sizes at which an algorithm of the library is faster than its choice; collective.
 
     `library` is OPEN_MPI or MPICH, `sizes` are bytes of the whole buffer, `budget` is the seconds
     for everything together.  The result, equal on all ranks, has an entry for each collective, of
     its algorithms and DEFAULT.  Raises Unsupported if the library has other algorithms than known,
-    or cannot be told to use one.
+    or cannot be told to use one.  Without `busy_too` nothing is measured on a busy machine.
     """
     forced, end = Forced(comm, library), perf_counter() + budget
-    found = Measured(about=make_header(comm))
+    machine, found = Watch(comm).begin(), Measured(about=make_header(comm))
+    if machine.busy and not busy_too:
+        return found.seen(machine)
     every = [(name, n) for name in collectives for n in _sizes(name, sizes)]
     works = {
         name: Workload(name, comm.rank, comm.size, 0, max(sizes), "float32") for name in collectives
@@ -180,7 +191,7 @@ def measure(
     for name in collectives:
         key = Key(library, tuple(map(len, comm.topology.groups)), "float", name, PRIVATE)
         found.entries.append(TuningEntry.from_points(key, chosen[name], times[name]))
-    return found
+    return found.seen(machine)
 
 
 def _sizes(collective: str, sizes: Sequence[int]) -> Sequence[int]:

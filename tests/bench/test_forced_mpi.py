@@ -31,6 +31,14 @@ def test_measure_times_every_algorithm_and_the_default(comm):
     assert comm.allreduce(1.0) == comm.size
 
 
+def test_measure_on_a_busy_machine_only_if_wanted(comm, monkeypatch):
+    monkeypatch.setattr("mpidist.bench.machine.busy_cores", lambda comm: [("here", 8, 4.0)])
+    words = (comm, VENDOR, ["allreduce"], [64], 0.1)
+    assert measure(*words, busy_too=False).entries == []
+    for found in (measure(*words), measure(*words, busy_too=False)):
+        assert found.busy and "here" in found.doubts[0]
+
+
 def test_forced_names_are_the_librarys(comm):
     forced = Forced(comm, VENDOR)
     names = forced.names("allreduce")

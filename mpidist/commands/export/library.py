@@ -98,6 +98,9 @@ def measuring_options(command: Callable) -> Callable:
             "those of the forced algorithms.",
         ),
         click.option(
+            "--force", is_flag=True, help="Write the rules of a busy machine nevertheless."
+        ),
+        click.option(
             "--budget",
             type=DURATION,
             default="60s",
@@ -126,8 +129,12 @@ def measured_rules(
     ranks: Sequence[int],
     sizes: Sequence[int],
     budget: float,
+    force: bool,
 ) -> tuple[list[LibraryRule], list[str]]:
-    """Start a job for each number of ranks that measures; return the rules, and lines on them."""
+    """Start a job for each number of ranks that measures; return the rules, and lines on them.
+
+    Raise InvalidArgument on a busy machine, unless `force`.
+    """
     from ...bench.forced import measure
     from ...launcher.function import run
 
@@ -136,11 +143,19 @@ def measured_rules(
     rules: list[LibraryRule] = []
     wrong: list[str] = []
     hosts: dict[int, str] = {}
+    doubts: dict[str, None] = {}
     with progress_bar("measuring", len(ranks)) as advance:
         for n in ranks:
             share = budget / len(ranks)
             limit = 2 * share + START_SECONDS
-            found = run(measure, n, library, names, sizes, share, timeout=limit)[0]
+            found = run(measure, n, library, names, sizes, share, force, timeout=limit)[0]
+            if found.busy and not force:
+                raise InvalidArgument(
+                    f"{'; '.join(found.doubts)}: no file is written, as its choices may be slower "
+                    f"than those of {library}.  Measure on a quiet machine, or nevertheless by "
+                    "--force"
+                )
+            doubts |= dict.fromkeys(found.doubts)
             rules += [rule for entry in found.entries for rule in of_entry(entry, MEASURED)]
             wrong += found.wrong
             hosts[n] = f"{found.about['host']}, {counted(found.about['cores'], 'core')}"
@@ -151,6 +166,7 @@ def measured_rules(
         f"rules for {library} {'.'.join(map(str, version))}, measured by mpidist "
         f"{__version__} on {date.today().isoformat()}",
         *(f"{n} ranks on {host}" for n, host in hosts.items()),
+        *(f"not to be trusted: {doubt}" for doubt in doubts),
     ]
 
 

@@ -36,14 +36,16 @@ def mpich_command(
     output: str,
     budget: float,
     check: bool,
+    force: bool,
 ) -> int:
     """Write MPICH's own selection, with rules for each COLLECTIVE (by default all) put into it.
 
     The selection is that of the MPICH that mpi4py loads: a file replaces all of it.  Its algorithms
     are forced one by one, and take turns with its own choice, in one job for each number of
-    --ranks.  A rule is written where one is faster beyond the noise, twice.  With --predict the
-    cost model compares our schedules of the same name instead, and a rule is written where one is
-    faster than all others by more than the model's error.
+    --ranks.  A rule is written where one is faster beyond the noise, twice; on a busy machine none,
+    with exit code 2, unless --force is given.  With --predict the cost model compares our schedules
+    of the same name instead, and a rule is written where one is faster than all others by more than
+    the model's error.
     """
     from ...bench.forced import own_tree
     from ...interchange.mpich import COLLECTIVES, check_version, environment, mpich
@@ -55,7 +57,7 @@ def mpich_command(
     here = installed_mpi(library)
     check_version(here.version)
     if model is None:
-        rules, _ = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget)
+        rules, _ = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget, force)
     else:
         rules, _ = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
     text = mpich(rules, run(own_tree, 1)[0])

@@ -41,14 +41,16 @@ def openmpi_command(
     output: str,
     budget: float,
     check: bool,
+    force: bool,
     version: str | None,
 ) -> int:
     """Write rules by which Open MPI chooses algorithms of each COLLECTIVE (by default all).
 
     Its algorithms are forced one by one, and take turns with its own choice, in one job for each
-    number of --ranks.  A rule is written where one is faster beyond the noise, twice.  With
-    --predict nothing is started: the cost model compares our schedules of the same name, and a rule
-    is written where one is faster than all others by more than the model's error.
+    number of --ranks.  A rule is written where one is faster beyond the noise, twice; on a busy
+    machine none, with exit code 2, unless --force is given.  With --predict nothing is started: the
+    cost model compares our schedules of the same name, and a rule is written where one is faster
+    than all others by more than the model's error.
     """
     from ...interchange.openmpi import CLASSIC_BELOW, COLLECTIVES, environment, openmpi
 
@@ -63,7 +65,7 @@ def openmpi_command(
             f"--check: this is Open MPI {major}, which reads no file of {wanted}"
         )
     if here is not None and model is None:
-        rules, about = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget)
+        rules, about = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget, force)
     else:
         assert model is not None
         rules, about = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
