@@ -145,7 +145,7 @@ def measured_rules(
     hosts: dict[int, str] = {}
     doubts: dict[str, None] = {}
     with progress_bar("measuring", len(ranks)) as advance:
-        for n in ranks:
+        for n in sorted(set(ranks)):
             share = budget / len(ranks)
             limit = 2 * share + START_SECONDS
             found = run(measure, n, library, names, sizes, share, force, timeout=limit)[0]
@@ -193,7 +193,7 @@ def predicted_rules(
     rules: list[LibraryRule] = []
     with progress_bar("simulating", total) as advance:
         for name, of in schedules.items():
-            for n in ranks:
+            for n in sorted(set(ranks)):
                 where = [0] if name == "barrier" else sizes
                 rules += predicted(name, of, n, where, model, advance, groups, link)
     constants = ", ".join(f"{name} {value:g} s" for name, value in model.items())
