@@ -210,23 +210,19 @@ SUMS = ("allreduce", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)
-class InForce:
-    """Whether a rule is in force at one size, by the bits of a sum of random numbers.
-
-    `others` are the other algorithms with the same bits; DEFAULT is not among them.
-    """
+class SumBits:
+    """Checksums of sums of random numbers in one job: of the bare call, and of each algorithm."""
 
     rule: LibraryRule
     nbytes: int
-    holds: bool
-    others: tuple[str, ...]
+    bare: int
+    forced: Mapping[str, int]  # by algorithm
 
 
-def in_force(comm: Communicator, library: str, rules: Sequence[LibraryRule]) -> list[InForce]:
-    """Compare the bits of bare calls with those of forced algorithms; collective.
+def sum_bits(comm: Communicator, library: str, rules: Sequence[LibraryRule]) -> list[SumBits]:
+    """Return the checksums for each rule at its least and greatest bytes; collective.
 
-    The job must have been started with the rules' file.  Rules for other numbers of ranks, and of
-    collectives that sum nothing, are left out.  Each is tried at its least and greatest bytes.
+    Rules for other numbers of ranks, and of collectives that sum nothing, are left out.
     """
     forced, found = Forced(comm, library), []
     for rule in rules:
@@ -236,11 +232,41 @@ def in_force(comm: Communicator, library: str, rules: Sequence[LibraryRule]) -> 
         for nbytes in dict.fromkeys(_whole(n, comm, rule) for n in (rule.first, rule.last)):
             case = _random_case(comm, rule.collective, nbytes)
             bits = {n: _bits(comm, case, forced.candidate(rule.collective, n)) for n in names}
-            bare = bits.pop(DEFAULT)
-            others = tuple(n for n, b in bits.items() if b == bare and n != rule.algorithm)
-            found.append(InForce(rule, nbytes, bits[rule.algorithm] == bare, others))
+            found.append(SumBits(rule, nbytes, bits.pop(DEFAULT), bits))
     forced.close()
     return found
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Whether a rule is in force at one size, by jobs that were started with and without a file."""
+
+    within: SumBits
+    without: SumBits
+
+    @property
+    def _forced(self) -> Mapping[str, int]:
+        # With the file, as an algorithm may call another collective that follows it too.  But in
+        # Open MPI 4 the file precedes what is forced: all are alike, and the other job has them.
+        alike = len(set(self.within.forced.values())) == 1
+        return self.without.forced if alike else self.within.forced
+
+    @property
+    def holds(self) -> bool:
+        """Whether bare calls with the file have the bits of the rule's algorithm."""
+        return self.within.bare == self._forced[self.within.rule.algorithm]
+
+    @property
+    def others(self) -> list[str]:
+        """The other algorithms with these bits."""
+        own, bits = self.within.rule.algorithm, self._forced
+        return [name for name in bits if name != own and bits[name] == bits[own]]
+
+    def __str__(self) -> str:
+        """Return "yes" or "NO"; "same without" if bare calls without the file have these bits."""
+        if not self.holds:
+            return "NO"
+        return "same without" if self.within.bare == self.without.bare else "yes"
 
 
 def _whole(nbytes: int, comm: Communicator, rule: LibraryRule) -> int:

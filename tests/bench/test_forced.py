@@ -2,8 +2,32 @@
 
 import pytest
 
+from mpidist.bench.forced import InForce, SumBits
+from mpidist.interchange.library_rules import MEASURED, LibraryRule
 from tests.support.jobs import HERE, LIMIT, ROOT, each_mpi
 from tests.support.processes import environment, run
+
+RULE = LibraryRule("allreduce", 4, 8, 64, "ring", MEASURED, (1.5, 1.5))
+FORCED = {"linear": 1, "ring": 2, "segmented_ring": 2, "tree": 3}
+
+
+@pytest.mark.parametrize(
+    ("within", "forced_within", "without", "said"),
+    (
+        (2, FORCED, 1, "yes"),
+        (2, FORCED, 2, "same without"),
+        (1, FORCED, 1, "NO"),
+        # The file precedes what is forced.
+        (2, dict.fromkeys(FORCED, 2), 1, "yes"),
+        (1, dict.fromkeys(FORCED, 1), 1, "NO"),
+        # An algorithm calls a collective that follows the file as well.
+        (9, FORCED | {"ring": 9}, 1, "yes"),
+    ),
+)
+def test_in_force_by_checksums(within, forced_within, without, said):
+    found = InForce(SumBits(RULE, 8, within, forced_within), SumBits(RULE, 8, without, FORCED))
+    assert str(found) == said and found.holds == (said != "NO")
+    assert found.others == ([] if within == 9 else ["segmented_ring"])
 
 
 def checked(python, ranks, written, tmp_path):

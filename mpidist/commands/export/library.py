@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -211,33 +210,19 @@ def _names(
     return list(dict.fromkeys(collectives)) or [*known]
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What the bits say of a rule at one size: with the file, and without it."""
-
-    within: InForce
-    without: InForce
-
-    def __str__(self) -> str:
-        """Return "yes" or "NO"; "same without" if the library's own choice has the same bits."""
-        if not self.within.holds:
-            return "NO"
-        return "same without" if self.without.holds else "yes"
-
-
 def check(
     library: str, rules: Sequence[LibraryRule], environment: Mapping[str, str]
-) -> list[Checked]:
+) -> list[InForce]:
     """Start a job with the file, and one without it, for each number of ranks; compare the bits."""
-    from ...bench.forced import in_force
+    from ...bench.forced import InForce, sum_bits
     from ...launcher.function import run
 
-    found: list[Checked] = []
+    found: list[InForce] = []
     for n in dict.fromkeys(rule.ranks for rule in rules):
-        without = run(in_force, n, library, rules, timeout=START_SECONDS)[0]
+        without = run(sum_bits, n, library, rules, timeout=START_SECONDS)[0]
         with _environ(environment):
-            within = run(in_force, n, library, rules, timeout=START_SECONDS)[0]
-        found += map(Checked, within, without)
+            within = run(sum_bits, n, library, rules, timeout=START_SECONDS)[0]
+        found += map(InForce, within, without)
     return found
 
 
@@ -298,7 +283,7 @@ def finish(
         *map(Column.names, ("in force", "same bits")),
     )
     for line in found:
-        rule, others = line.within.rule, line.within.others
+        rule, others = line.within.rule, line.others
         table.add_row(
             *(rule.collective, rule.algorithm, str(rule.ranks), str(line.within.nbytes)),
             *(str(line), ", ".join(others) or "no other"),
@@ -307,4 +292,4 @@ def finish(
     unseen = sorted({r.collective for r in rules} - {line.within.rule.collective for line in found})
     if unseen:
         console.print(f"no bits can show it: {', '.join(unseen)} sum nothing")
-    return 0 if all(line.within.holds for line in found) else 1
+    return 0 if all(line.holds for line in found) else 1
