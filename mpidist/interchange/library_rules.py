@@ -8,19 +8,23 @@ one is cheaper than every other beyond the model's error.  Elsewhere the library
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument, UnknownName, Unsupported
 from ..measure import round_size
 from ..schedule.cost import Link, cost
 from ..schedule.registry import Groups, find
+from ..schedule.rounds import Recv, Reduce, Send, Step, block_tuple
+from ..schedule.unrolled import Strands, Written, materialise
 from ..selection.estimates import AHEAD
 from ..selection.tuning import PRIVATE, Key, TuningEntry
 
 DEFAULT = "default"
 """In the place of an algorithm: what the library chooses by itself."""
 MEASURED, PREDICTED = "measured", "predicted"
+MANY = 1 << 17  # messages of a schedule from which its simulation takes over 5 s
 
 
 Schedules = Mapping[str, str | tuple[str, ...] | None]
@@ -119,7 +123,8 @@ def predicted(
     ranks : int
         Number of ranks, which need not be here.
     sizes : sequence of int
-        Bytes of the whole buffer, at which the schedules are simulated.
+        Bytes of the whole buffer, at which the schedules are simulated; one of more than 131,072
+        messages only if it can be the fastest.
     model : mapping
         ``alpha``, ``beta`` and optionally ``gamma`` of :func:`~mpidist.schedule.cost.cost`.
     on_step : callable
@@ -141,29 +146,90 @@ def predicted(
         )
     times: dict[int, dict[str, float]] = {}
     chosen: dict[int, str] = {}
+    every = {name: (ours,) if isinstance(ours, str) else ours for name, ours in known.items()}
+    simulation = Simulation(collective, ranks, model, groups, link)
     for nbytes in sorted(sizes):
         at = times[nbytes] = {}
-        for name, ours in known.items():
-            at[name] = min(
-                cost(
-                    collective,
-                    find(collective, one),
-                    ranks,
-                    nbytes,
-                    alpha=model["alpha"],
-                    beta=model["beta"],
-                    gamma=model.get("gamma", 0.0),
-                    groups=groups,
-                    link=link,
-                ).seconds
-                for one in ((ours,) if isinstance(ours, str) else ours)
-            )
+        for name in sorted(every, key=lambda name: simulation.messages(every[name])):
+            limit = min(at.values(), default=math.inf) / AHEAD
+            at[name] = min(simulation.seconds(one, nbytes, limit) for one in every[name])
             on_step()
         best = min(at, key=lambda name: at[name])
         # The library's own choice may be any of them: only what beats all the others is a gain.
         chosen[nbytes] = best if at[best] <= AHEAD * _other(at, best) else DEFAULT
     key = Key("", (ranks,), "float", collective, PRIVATE)
     return of_entry(TuningEntry.from_points(key, chosen, times), PREDICTED)
+
+
+class Simulation:
+    """The cost model for some ranks; of long schedules that cannot win, a lower bound will do."""
+
+    def __init__(
+        self,
+        collective: str,
+        ranks: int,
+        model: Mapping[str, float],
+        groups: Groups | None,
+        link: Link | None,
+    ):
+        self.collective, self.ranks, self.groups, self.link = collective, ranks, groups, link
+        self.alpha, self.beta = model["alpha"], model["beta"]
+        self.gamma = model.get("gamma", 0.0)
+        self._loads: dict[str, tuple[int, int, int]] = {}
+
+    def messages(self, names: Iterable[str]) -> int:
+        """Return the number of messages of the longest port of these schedules."""
+        return max(self._load(name)[0] for name in names)
+
+    def seconds(self, name: str, nbytes: int, limit: float) -> float:
+        """Return the cost of a schedule in seconds.
+
+        Of one with very many messages it is a lower bound, if that is `limit` or more.
+        """
+        messages, parts, count = self._load(name)
+        if messages * self.ranks > MANY:
+            alpha, beta = self.alpha, self.beta
+            if self.link is not None:
+                alpha, beta = min(alpha, self.link.alpha), min(beta, self.link.beta)
+            # A port has one message at a time, so a rank takes at least the time of its own.
+            least = messages * alpha + parts * (nbytes // count) * beta
+            if least >= limit:
+                return least
+        return cost(
+            self.collective,
+            find(self.collective, name),
+            self.ranks,
+            nbytes,
+            alpha=self.alpha,
+            beta=self.beta,
+            gamma=self.gamma,
+            groups=self.groups,
+            link=self.link,
+        ).seconds
+
+    def _load(self, name: str) -> tuple[int, int, int]:
+        """Return the messages and the blocks of rank 0's fuller port, and the number of blocks."""
+        if name not in self._loads:
+            choice = find(self.collective, name)
+            known, count = choice.algorithm, choice.algorithm.block_count(self.ranks, self.groups)
+            (schedule,) = known.schedules([0], self.ranks, 0, choice.arity or 2, self.groups)
+            ports: dict[bool, list[int]] = {True: [], False: []}
+            for step in _steps(materialise(schedule)):
+                if isinstance(step, (Send, Recv, Reduce)):
+                    ports[isinstance(step, Send)].append(len(block_tuple(step.blocks)))
+            fuller = max(ports.values(), key=len)
+            self._loads[name] = len(fuller), sum(fuller), max(count, 1)
+        return self._loads[name]
+
+
+def _steps(written: Written) -> Iterator[Step]:
+    """Yield all steps of a schedule, also those in its strands."""
+    for item in written:
+        if isinstance(item, Strands):
+            for strand in item.strands:
+                yield from _steps(strand)
+        else:
+            yield from item
 
 
 def check_rules(

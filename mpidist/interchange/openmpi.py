@@ -127,6 +127,15 @@ def number(collective: str, algorithm: str) -> int:
     return 1 + [*COLLECTIVES[collective].schedules].index(algorithm)
 
 
+def check_version(version: int) -> None:
+    """Raise Unsupported unless the rules of this major version of Open MPI are known."""
+    if version not in VERSIONS:
+        raise Unsupported(
+            f"Open MPI {version}: its rules are not known; expected version "
+            f"{', '.join(map(str, VERSIONS))}"
+        )
+
+
 def environment(path: str) -> dict[str, str]:
     """Return the environment variables with which Open MPI follows the rules of a file."""
     return {f"OMPI_MCA_{name}": value for name, value in zip(_VALUES, ("1", path))}
@@ -151,11 +160,7 @@ def openmpi(rules: Sequence[LibraryRule], version: int, about: Sequence[str] = (
     InvalidArgument
         If Open MPI has no such collective or algorithm.
     """
-    if version not in VERSIONS:
-        raise Unsupported(
-            f"Open MPI {version}: its rules are not known; expected version "
-            f"{', '.join(map(str, VERSIONS))}"
-        )
+    check_version(version)
     check_rules(rules, COLLECTIVES, "Open MPI")
     ordered = sorted(rules, key=lambda r: (COLLECTIVES[r.collective].number, r.ranks, r.first))
     if version < CLASSIC_BELOW:

@@ -3,6 +3,7 @@
 import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.interchange import library_rules
 from mpidist.interchange.library_rules import (
     DEFAULT,
     MEASURED,
@@ -14,6 +15,7 @@ from mpidist.interchange.library_rules import (
     predicted,
 )
 from mpidist.schedule.cost import cost
+from mpidist.schedule.registry import algorithms
 from mpidist.selection.tuning import PRIVATE, Key, TuningEntry
 
 SCHEDULES = {"doubling": "recursive_doubling", "rings": "ring", "own": None}
@@ -60,6 +62,32 @@ def test_predicted_writes_nothing_where_two_are_as_fast():
     free = {"alpha": 0.0, "beta": 1e-9}
     both = {"doubling": "recursive_doubling", "binary": "recursive_doubling"}
     assert predicted("allreduce", both, 4, [1024], free) == []
+
+
+def test_predicted_without_what_cannot_win_is_the_same(monkeypatch):
+    """A lower bound takes the place of the time of a long schedule that is too slow at any rate."""
+    sizes, ranks = [64, 1 << 12, 1 << 16, 1 << 20, 1 << 24], 16
+    exact = predicted("allreduce", SCHEDULES, ranks, sizes, MODEL)
+    monkeypatch.setattr(library_rules, "MANY", 0)
+    calls = []
+    monkeypatch.setattr(
+        library_rules, "cost", lambda *a, **k: calls.append(a[1].name) or cost(*a, **k)
+    )
+    bounded = predicted("allreduce", SCHEDULES, ranks, sizes, MODEL)
+    assert [r.algorithm for r in bounded] == [r.algorithm for r in exact] == ["doubling", "rings"]
+    assert bounded[0].gains[0] <= exact[0].gains[0] * (1 + 1e-9) and "ring" in calls
+    assert calls.count("ring") < len(sizes) == calls.count("recursive_doubling")
+
+
+@pytest.mark.parametrize("collective", ("allreduce", "broadcast", "alltoall", "reduce", "barrier"))
+def test_bound_is_not_above_the_cost(collective, monkeypatch):
+    monkeypatch.setattr(library_rules, "MANY", 0)
+    simulation = library_rules.Simulation(collective, 6, MODEL, None, None)
+    for one in algorithms(collective):
+        if one.unsupported(6) is None:
+            for nbytes in (0, 5, 1000):
+                exact = cost(collective, one, 6, nbytes, **MODEL).seconds
+                assert simulation.seconds(one.name, nbytes, 0.0) <= exact * (1 + 1e-9), one.name
 
 
 def test_predicted_with_nothing_to_compare_is_unsupported():

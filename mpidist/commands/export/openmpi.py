@@ -52,7 +52,13 @@ def openmpi_command(
     cost model compares our schedules of the same name, and a rule is written where one is faster
     than all others by more than the model's error.
     """
-    from ...interchange.openmpi import CLASSIC_BELOW, COLLECTIVES, environment, openmpi
+    from ...interchange.openmpi import (
+        CLASSIC_BELOW,
+        COLLECTIVES,
+        check_version,
+        environment,
+        openmpi,
+    )
 
     if check and model is not None:
         raise click.UsageError("--check: only for measured rules, whose ranks are here")
@@ -60,6 +66,7 @@ def openmpi_command(
     here = installed_mpi(library) if model is None or version is None else None
     major = (*here.version, 0)[0] if here is not None else 0
     wanted = int(version or major)
+    check_version(wanted)
     if check and (wanted < CLASSIC_BELOW) != (major < CLASSIC_BELOW):
         raise click.UsageError(
             f"--check: this is Open MPI {major}, which reads no file of {wanted}"
