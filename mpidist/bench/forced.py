@@ -10,7 +10,7 @@ the library's own choice, take turns in every iteration, as candidates of any ot
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -29,7 +29,7 @@ from ..selection.tuning import PRIVATE, Key, TuningEntry
 from .candidates import Candidate, bare_on, mpi_communicator
 from .cases import Case, Workload
 from .machine import Watch, make_header
-from .race import no_garbage_collection
+from .race import no_garbage_collection, nothing
 from .tuner import FIRST, Race, faster_half, settle
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -76,15 +76,14 @@ class Forced:
         variable = self._variable(collective)
         value = 0 if name == DEFAULT else variable.values[name]
         if self.library == MPICH:  # reads the variable in every call
-            return Candidate(
-                name, PRIVATE, partial(bare_on, self.mpi), partial(variable.set, value)
-            )
+            force = partial(variable.set, value)
+            return Candidate(name, PRIVATE, partial(self._runner, self.mpi, force), force)
         key = collective, name
         if key not in self._communicators:  # Open MPI reads it when a communicator is made
             variable.set(value)
             self._communicators[key] = self.mpi.Dup()
             variable.set(0)
-        return Candidate(name, PRIVATE, partial(bare_on, self._communicators[key]))
+        return Candidate(name, PRIVATE, partial(self._runner, self._communicators[key], nothing))
 
     def close(self) -> None:
         """Let the library choose again, and free the communicators; collective."""
@@ -93,6 +92,18 @@ class Forced:
         for made in self._communicators.values():
             made.Free()
         self._communicators.clear()
+
+    def _runner(self, mpi: Any, force: Callable[[], Any], case: Case) -> Callable[[], Any]:
+        """Return the bare call after a first one; Unsupported if the algorithm refuses the case."""
+        from mpi4py import MPI
+
+        call = bare_on(mpi, case)
+        force()
+        try:
+            call()
+        except MPI.Exception as error:
+            raise Unsupported(f"{case.collective} of {case.nbytes} B: {error}") from None
+        return call
 
     def _variable(self, collective: str) -> ControlVariable:
         if collective not in self._variables:
@@ -129,8 +140,6 @@ class Measured:
     doubts: list[str] = field(default_factory=list)
     busy: bool = False  # with other processes
     wrong: list[str] = field(default_factory=list)  # collective, algorithm, bytes
-    faster: int = 0  # sizes at which the first pass found an algorithm faster than the default
-    confirmed: int = 0  # those at which the second pass did too
 
     def seen(self, machine: Watch) -> Measured:
         """Look at the machine for the last time, and return self; collective."""
@@ -176,7 +185,6 @@ def measure(
             winner = settle(right, DEFAULT, DEFAULT) if DEFAULT in right else DEFAULT
             if winner != DEFAULT:
                 winners[name, nbytes] = winner
-        found.faster = len(winners)
         for k, ((name, nbytes), winner) in enumerate(winners.items()):
             # The fastest of many is in part the luckiest.  So it must win again, against one only.
             left = max(end - perf_counter(), 0.1) / (len(winners) - k)
@@ -186,7 +194,6 @@ def measure(
             if not race.wrong and won:
                 chosen[name][nbytes] = winner
                 times[name][nbytes] |= {n: low(t) for n, t in pair.items()}
-                found.confirmed += 1
     forced.close()
     for name in collectives:
         key = Key(library, tuple(map(len, comm.topology.groups)), "float", name, PRIVATE)
@@ -288,9 +295,8 @@ def _bits(comm: Communicator, case: Case, candidate: Candidate) -> int:
     """Return a checksum of all ranks' results of one call; collective."""
     if case.out is not None:
         case.out.fill(0)
-    if candidate.before is not None:
-        candidate.before()
     assert candidate.other is not None
-    candidate.other(case)()
+    call = candidate.other(case)
+    call()
     own = 0 if case.out is None else zlib.crc32(case.out.view(np.uint8).data)
     return zlib.crc32(repr(mpi_communicator(comm).allgather(own)).encode())

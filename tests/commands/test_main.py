@@ -15,11 +15,13 @@ from mpidist.backends.flight import fingerprint_of
 from mpidist.backends.recorder import Recorder
 from mpidist.cli import COMMANDS, main
 from mpidist.commands.export import export_command
+from mpidist.commands.export.library import check_no_file
 from mpidist.commands.flight import flight_command
 from mpidist.commands.prove import spans
 from mpidist.commands.slurm import scripts
 from mpidist.communicator import launch
-from mpidist.errors import LaunchError
+from mpidist.errors import InvalidArgument, LaunchError
+from mpidist.interchange import mpich, openmpi
 from mpidist.launcher.job import check_not_nested
 from mpidist.launcher.mpi import environment_for, launched_rank
 from mpidist.pipeline.schedules import schedules
@@ -126,6 +128,15 @@ def test_export_of_predicted_rules_writes_them(tmp_path):
     words = ("allreduce", "--ranks", "4", "--bytes", "1M", "--predict", "0,1e-9", *version)
     assert "is not written" in call("export", "openmpi", *words, "-o", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+def test_export_beside_a_file_in_force_is_refused(monkeypatch):
+    for name in (*openmpi.environment(""), *mpich.environment("")):
+        with monkeypatch.context() as change:
+            change.setenv(name, "old")
+            with pytest.raises(InvalidArgument, match=f"{name}=old is set, so X would not"):
+                check_no_file("X", ["OTHER_NAME", name])
+    check_no_file("X", ["OTHER_NAME"])
 
 
 def test_bench_allreduce_is_bench_collectives():

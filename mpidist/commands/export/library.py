@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -129,22 +129,25 @@ def measured_rules(
     sizes: Sequence[int],
     budget: float,
     force: bool,
+    files: Mapping[str, str],
 ) -> tuple[list[LibraryRule], list[str]]:
     """Start a job for each number of ranks that measures; return the rules, and lines on them.
 
-    Raise InvalidArgument on a busy machine, unless `force`.
+    Raise InvalidArgument on a busy machine, unless `force`, and if the library follows a file: one
+    of the environment variables in `files` is set.
     """
     from ...bench.forced import measure
     from ...launcher.function import run
 
     library, version = installed.vendor, installed.version
-    names = _names(collectives, known, library)
+    names, ranks = _names(collectives, known, library), sorted(set(ranks))
+    check_no_file(library, files)
     rules: list[LibraryRule] = []
     wrong: list[str] = []
     hosts: dict[int, str] = {}
     doubts: dict[str, None] = {}
     with progress_bar("measuring", len(ranks)) as advance:
-        for n in sorted(set(ranks)):
+        for n in ranks:
             share = budget / len(ranks)
             limit = 2 * share + START_SECONDS
             found = run(measure, n, library, names, sizes, share, force, timeout=limit)[0]
@@ -169,6 +172,16 @@ def measured_rules(
     ]
 
 
+def check_no_file(library: str, files: Iterable[str]) -> None:
+    """Raise InvalidArgument if the environment has the library follow a file already."""
+    for name in files:
+        if name in os.environ:
+            raise InvalidArgument(
+                f"{name}={os.environ[name]} is set, so {library} would not make its own choices: "
+                f"expected none; unset {name}"
+            )
+
+
 def predicted_rules(
     library: str,
     known: Mapping[str, LibraryCollective],
@@ -180,7 +193,7 @@ def predicted_rules(
     link: Link | None = None,
 ) -> tuple[list[LibraryRule], list[str]]:
     """Return the rules that the cost model gives, and lines on them."""
-    names = _names(collectives, known, library)
+    names, ranks = _names(collectives, known, library), sorted(set(ranks))
     schedules = {name: known[name].schedules for name in names}
     if not collectives:
         counts = {name: sum(o is not None for o in of.values()) for name, of in schedules.items()}
@@ -192,7 +205,7 @@ def predicted_rules(
     rules: list[LibraryRule] = []
     with progress_bar("simulating", total) as advance:
         for name, of in schedules.items():
-            for n in sorted(set(ranks)):
+            for n in ranks:
                 where = [0] if name == "barrier" else sizes
                 rules += predicted(name, of, n, where, model, advance, groups, link)
     constants = ", ".join(f"{name} {value:g} s" for name, value in model.items())

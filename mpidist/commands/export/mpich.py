@@ -57,7 +57,9 @@ def mpich_command(
     here = installed_mpi(library)
     check_version(here.version)
     if model is None:
-        rules, _ = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget, force)
+        rules, _ = measured_rules(
+            here, COLLECTIVES, collectives, ranks, sizes, budget, force, environment("")
+        )
     else:
         rules, _ = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
     text = mpich(rules, run(own_tree, 1)[0])

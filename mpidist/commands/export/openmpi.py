@@ -72,7 +72,9 @@ def openmpi_command(
             f"--check: this is Open MPI {major}, which reads no file of {wanted}"
         )
     if here is not None and model is None:
-        rules, about = measured_rules(here, COLLECTIVES, collectives, ranks, sizes, budget, force)
+        rules, about = measured_rules(
+            here, COLLECTIVES, collectives, ranks, sizes, budget, force, environment("")
+        )
     else:
         assert model is not None
         rules, about = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
