@@ -44,7 +44,7 @@ def environment(path: str) -> dict[str, str]:
     return {f"OMPI_MCA_{name}": value for name, value in zip(_VALUES, ("true", path))}
 
 
-def han(rules: Sequence[LibraryRule], about: Sequence[str] = ()) -> str:
+def export_han(rules: Sequence[LibraryRule], about: Sequence[str] = ()) -> str:
     """Return rules as a file for Open MPI's component ``han``.
 
     Parameters

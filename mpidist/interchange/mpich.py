@@ -99,7 +99,7 @@ def own_tree(library: bytes) -> str:
     raise Unsupported("the file of this MPI library has no tree of MPICH's algorithms")
 
 
-def mpich(rules: Sequence[LibraryRule], tree: str) -> str:
+def export_mpich(rules: Sequence[LibraryRule], tree: str) -> str:
     """Return rules as a file for MPICH: its own tree, in JSON, with them in it.
 
     Parameters

@@ -33,7 +33,7 @@ PROTOCOLS = ("ll", "ll128", "simple")
 _LONGEST = 254  # characters of a line; the plugin would read the rest of a longer one as another
 
 
-def nccl(
+def export_nccl(
     rules: Sequence[LibraryRule],
     protocol: str,
     nodes: int = -1,

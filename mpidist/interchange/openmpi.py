@@ -141,7 +141,7 @@ def environment(path: str) -> dict[str, str]:
     return {f"OMPI_MCA_{name}": value for name, value in zip(_VALUES, ("1", path))}
 
 
-def openmpi(rules: Sequence[LibraryRule], version: int, about: Sequence[str] = ()) -> str:
+def export_openmpi(rules: Sequence[LibraryRule], version: int, about: Sequence[str] = ()) -> str:
     """Return rules as a file for a major version of Open MPI: classic text, or JSON from 6 on.
 
     Parameters

@@ -3,7 +3,7 @@
 import pytest
 
 from mpidist.errors import InvalidArgument
-from mpidist.interchange.han import COLLECTIVES, environment, han
+from mpidist.interchange.han import COLLECTIVES, environment, export_han
 from mpidist.interchange.library_rules import PREDICTED, LibraryRule, predicted
 from mpidist.schedule.cost import Link
 from mpidist.schedule.registry import find
@@ -97,11 +97,11 @@ def chosen(sets, ranks, nbytes):
 
 
 def test_text():
-    assert han(RULES, ["made here"]) == TEXT
+    assert export_han(RULES, ["made here"]) == TEXT
 
 
 def test_rules_hold_on_their_ranks_and_bytes_alone():
-    sets = read(han(RULES))[2]
+    sets = read(export_han(RULES))[2]
     for nbytes, component in ((63, "han"), (64, "tuned"), (4095, "tuned"), (4096, "han")):
         assert chosen(sets, 8, nbytes) == component
     assert chosen(sets, 9, 127) == "tuned" and chosen(sets, 9, 128) == "han"
@@ -137,6 +137,6 @@ def test_environment_names_the_file():
 
 def test_other_components_and_collectives_are_refused():
     with pytest.raises(InvalidArgument, match="'adapt'"):
-        han([rule("allreduce", 8, 0, 8, "adapt")])
+        export_han([rule("allreduce", 8, 0, 8, "adapt")])
     with pytest.raises(InvalidArgument, match="allgather: Open MPI's han"):
-        han([rule("allgather", 8, 0, 8, "tuned")])
+        export_han([rule("allgather", 8, 0, 8, "tuned")])

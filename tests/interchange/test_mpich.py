@@ -6,7 +6,13 @@ import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.interchange.library_rules import MEASURED, LibraryRule
-from mpidist.interchange.mpich import COLLECTIVES, check_version, environment, mpich, own_tree
+from mpidist.interchange.mpich import (
+    COLLECTIVES,
+    check_version,
+    environment,
+    export_mpich,
+    own_tree,
+)
 from mpidist.schedule.registry import find
 
 
@@ -91,7 +97,7 @@ def selected(text, collective, comm_size, nbytes, **more):
 
 @pytest.fixture(scope="module")
 def text():
-    return mpich(RULES, json.dumps(TREE))
+    return export_mpich(RULES, json.dumps(TREE))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +146,14 @@ def test_other_collectives_stay(text):
     """A file replaces the whole tree."""
     assert list(json.loads(text)) == list(TREE)
     assert json.loads(text)["collective=scan"] == TREE["collective=scan"]
-    assert json.loads(mpich([], json.dumps(TREE))) == TREE
+    assert json.loads(export_mpich([], json.dumps(TREE))) == TREE
 
 
 def test_file_ends_within_its_last_page():
     """The library maps the file, and reads on to a zero."""
-    base = len(mpich([], json.dumps(TREE | {"collective=pad": {}})))
+    base = len(export_mpich([], json.dumps(TREE | {"collective=pad": {}})))
     pad = {"collective=pad" + "x" * (-base % 4096): {}}
-    text = mpich([], json.dumps(TREE | pad))
+    text = export_mpich([], json.dumps(TREE | pad))
     assert len(text) % 4096 == 1 and json.loads(text) == TREE | pad
 
 
@@ -180,12 +186,12 @@ def test_other_versions_are_refused(version):
 def test_what_the_form_cannot_express_is_refused():
     tree = json.dumps(TREE)
     with pytest.raises(InvalidArgument, match="'recexch'"):
-        mpich([rule("allreduce", 4, 0, 8, "recexch")], tree)
+        export_mpich([rule("allreduce", 4, 0, 8, "recexch")], tree)
     with pytest.raises(InvalidArgument, match="gather: MPICH has no choice"):
-        mpich([rule("gather", 4, 0, 8, "binomial")], tree)
+        export_mpich([rule("gather", 4, 0, 8, "binomial")], tree)
     with pytest.raises(InvalidArgument, match="less than 2 GiB"):
-        mpich([rule("allreduce", 4, 0, 1 << 31, "ring")], tree)
+        export_mpich([rule("allreduce", 4, 0, 1 << 31, "ring")], tree)
     with pytest.raises(InvalidArgument, match="no comm_type=intra of reduce"):
-        mpich([rule("reduce", 4, 0, 8, "binomial")], tree)
+        export_mpich([rule("reduce", 4, 0, 8, "binomial")], tree)
     with pytest.raises(InvalidArgument, match="the tree of MPICH is not JSON"):
-        mpich([], "{")
+        export_mpich([], "{")

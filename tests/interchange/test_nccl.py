@@ -4,7 +4,7 @@ import pytest
 
 from mpidist.errors import InvalidArgument
 from mpidist.interchange.library_rules import PREDICTED, LibraryRule
-from mpidist.interchange.nccl import nccl
+from mpidist.interchange.nccl import export_nccl
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
@@ -52,33 +52,33 @@ def chosen(rows, nbytes, ranks, nodes=2):
 
 
 def test_table():
-    assert nccl(RULES, "simple", 2, about=["made here"]) == TEXT
+    assert export_nccl(RULES, "simple", 2, about=["made here"]) == TEXT
 
 
 def test_rules_hold_on_their_ranks_and_bytes_alone():
-    rows = read(nccl(RULES, "ll128", 2))
+    rows = read(export_nccl(RULES, "ll128", 2))
     expected = {
         **{(7, 16): None, (8, 16): "tree", (65535, 16): "tree", (65536, 16): "ring"},
         **{(1 << 33, 16): "ring", ((1 << 33) + 1, 16): None, (99, 4): "ring", (8, 8): None},
     }
     assert {at: chosen(rows, *at) for at in expected} == expected
     assert {row[4] for row in rows} == {"ll128"} and chosen(rows, 8, 16, nodes=1) is None
-    assert read(nccl(RULES[:1], "ll")) == [("allreduce", 8, 65535, "tree", "ll", -1, -1, 16)]
+    assert read(export_nccl(RULES[:1], "ll")) == [("allreduce", 8, 65535, "tree", "ll", -1, -1, 16)]
 
 
 def test_a_long_comment_is_cut():
     """Its rest would be a rule."""
-    read(nccl(RULES, "simple", about=["x" * 300]))
+    read(export_nccl(RULES, "simple", about=["x" * 300]))
 
 
 def test_what_the_plugin_would_take_for_something_else_is_refused():
     with pytest.raises(InvalidArgument, match="broadcast: NCCL has no choice"):
-        nccl([rule(8, 9, "ring", collective="broadcast")], "simple")
+        export_nccl([rule(8, 9, "ring", collective="broadcast")], "simple")
     with pytest.raises(InvalidArgument, match="'rabenseifner'"):
-        nccl([rule(8, 9, "rabenseifner")], "simple")
+        export_nccl([rule(8, 9, "rabenseifner")], "simple")
     with pytest.raises(InvalidArgument, match="protocol='LL': expected ll, ll128, simple"):
-        nccl(RULES, "LL")
+        export_nccl(RULES, "LL")
     with pytest.raises(InvalidArgument, match="nodes=0"):
-        nccl(RULES, "simple", 0)
+        export_nccl(RULES, "simple", 0)
     with pytest.raises(InvalidArgument, match="channels=-2"):
-        nccl(RULES, "simple", channels=-2)
+        export_nccl(RULES, "simple", channels=-2)

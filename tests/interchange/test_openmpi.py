@@ -6,7 +6,7 @@ import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.interchange.library_rules import MEASURED, LibraryRule
-from mpidist.interchange.openmpi import COLLECTIVES, environment, number, openmpi
+from mpidist.interchange.openmpi import COLLECTIVES, environment, export_openmpi, number
 from mpidist.schedule.registry import find
 
 
@@ -95,12 +95,12 @@ def chosen(sets, ranks, nbytes):
 
 
 def test_classic_text():
-    assert openmpi(RULES, 5, ["made here"]) == TEXT
-    assert openmpi(RULES, 4, ["made here"]) == TEXT
+    assert export_openmpi(RULES, 5, ["made here"]) == TEXT
+    assert export_openmpi(RULES, 4, ["made here"]) == TEXT
 
 
 def test_classic_rules_hold_on_their_ranks_and_bytes_alone():
-    read = read_classic(openmpi(RULES, 5))
+    read = read_classic(export_openmpi(RULES, 5))
     assert list(read) == [2, 7]
     expected = {
         **{(4, 0): 3, (4, 65535): 3, (4, 65536): 4, (4, 1 << 20): 4, (4, (1 << 20) + 1): 0},
@@ -112,7 +112,7 @@ def test_classic_rules_hold_on_their_ranks_and_bytes_alone():
 
 
 def test_json_of_version_6():
-    content = json.loads(openmpi(RULES, 6, ["made here"]))
+    content = json.loads(export_openmpi(RULES, 6, ["made here"]))
     assert content["rule_file_version"] == 3 and content["module"] == "tuned"
     assert content["about"][0] == "made here" and len(content["about"]) == 1 + len(RULES)
     assert list(content["collectives"]) == ["allreduce", "bcast"]
@@ -146,8 +146,8 @@ def test_environment_names_the_file():
 
 def test_other_versions_and_algorithms_are_refused():
     with pytest.raises(Unsupported, match="Open MPI 3: .* expected version 4, 5, 6"):
-        openmpi(RULES, 3)
+        export_openmpi(RULES, 3)
     with pytest.raises(InvalidArgument, match="'direct'"):
-        openmpi([rule("allreduce", 4, 0, 8, "direct")], 5)
+        export_openmpi([rule("allreduce", 4, 0, 8, "direct")], 5)
     with pytest.raises(InvalidArgument, match="scan: Open MPI"):
-        openmpi([rule("scan", 4, 0, 8, "linear")], 5)
+        export_openmpi([rule("scan", 4, 0, 8, "linear")], 5)

@@ -26,9 +26,12 @@ def main(path: str, ranks: int, written: int) -> None:
 
     rules = rules_for(written)
     if library == "MPICH":
-        text, environment = mpich.mpich(rules, mpidist.run(own_tree, 1)[0]), mpich.environment(path)
+        text, environment = (
+            mpich.export_mpich(rules, mpidist.run(own_tree, 1)[0]),
+            mpich.environment(path),
+        )
     else:
-        text, environment = openmpi.openmpi(rules, 5), openmpi.environment(path)
+        text, environment = openmpi.export_openmpi(rules, 5), openmpi.environment(path)
     Path(path).write_text(text, encoding="utf-8")
     for line in check(library, rules_for(ranks), environment):
         where = line.within.rule.collective, line.within.rule.algorithm, line.within.nbytes

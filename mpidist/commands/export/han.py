@@ -61,7 +61,7 @@ def han_command(
     ranks alike.  The cost model compares both with the link between nodes, tuned by its fastest
     algorithm.  A rule is written where one is faster by more than the model's error.
     """
-    from ...interchange.han import COLLECTIVES, environment, han
+    from ...interchange.han import COLLECTIVES, environment, export_han
     from ...schedule.cost import Link
 
     if len(nodes) < 2:
@@ -79,7 +79,7 @@ def han_command(
         f"nodes of {', '.join(map(str, nodes))} ranks; between them alpha {between.alpha:g} s,"
         f" beta {between.beta:g} s"
     )
-    text, path = han(rules, about), Path(output).absolute()
+    text, path = export_han(rules, about), Path(output).absolute()
     return finish(
         "Open MPI's han",
         rules,

@@ -48,7 +48,7 @@ def mpich_command(
     the model's error.
     """
     from ...bench.forced import own_tree
-    from ...interchange.mpich import COLLECTIVES, check_version, environment, mpich
+    from ...interchange.mpich import COLLECTIVES, check_version, environment, export_mpich
     from ...launcher.function import run
 
     if check and model is not None:
@@ -62,7 +62,7 @@ def mpich_command(
         )
     else:
         rules, _ = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
-    text = mpich(rules, run(own_tree, 1)[0])
+    text = export_mpich(rules, run(own_tree, 1)[0])
     path = Path(output).absolute()
     return finish(
         library,

@@ -52,7 +52,7 @@ def nccl_command(
     That plugin, as NCCL 2.30 has it, asks for one channel in every call for which no rule gives
     another number: there, change its default to 0, or give rules for all calls.
     """
-    from ...interchange.nccl import COLLECTIVES, nccl
+    from ...interchange.nccl import COLLECTIVES, export_nccl
 
     if model is None:
         raise click.UsageError("--predict is missing: NCCL's algorithms are not measured here")
@@ -62,7 +62,7 @@ def nccl_command(
         console.print(f"no algorithm is ahead of the others: {output} is not written")
         return 0
     print_rules(console, rules)
-    text = nccl(rules, protocol, nodes or -1, channels or -1, about)
+    text = export_nccl(rules, protocol, nodes or -1, channels or -1, about)
     Path(output).write_text(text, encoding="ascii")
     console.print(f"{counted(len(rules), 'rule')} written to {output}")
     return 0

@@ -57,7 +57,7 @@ def openmpi_command(
         COLLECTIVES,
         check_version,
         environment,
-        openmpi,
+        export_openmpi,
     )
 
     if check and model is not None:
@@ -78,7 +78,7 @@ def openmpi_command(
     else:
         assert model is not None
         rules, about = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
-    text = openmpi(rules, wanted, about)
+    text = export_openmpi(rules, wanted, about)
     path = Path(output).absolute()
     return finish(
         library,
