@@ -10,7 +10,7 @@ the library's own choice, take turns in every iteration, as candidates of any ot
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -150,22 +150,24 @@ class Measured:
 def measure(
     comm: Communicator,
     library: str,
-    collectives: Sequence[str],
+    algorithms: Mapping[str, Collection[str]],
     sizes: Sequence[int],
     budget: float,
     busy_too: bool = True,
 ) -> Measured:
     """Find the sizes at which an algorithm of the library is faster than its choice; collective.
 
-    `library` is OPEN_MPI or MPICH, `sizes` are bytes of the whole buffer, `budget` is the seconds
-    for everything together.  The result, equal on all ranks, has an entry for each collective, of
-    its algorithms and DEFAULT.  Raises Unsupported if the library has other algorithms than known,
-    or cannot be told to use one.  Without `busy_too` nothing is measured on a busy machine.
+    `library` is OPEN_MPI or MPICH; `algorithms` has the names to measure, by collective; `sizes`
+    are bytes of the whole buffer, `budget` is the seconds for everything together.  The result,
+    equal on all ranks, has an entry for each collective, of its algorithms and DEFAULT.  Raises
+    Unsupported if the library has other algorithms than known, or cannot be told to use one.
+    Without `busy_too` nothing is measured on a busy machine.
     """
     forced, end = Forced(comm, library), perf_counter() + budget
     machine, found = Watch(comm).begin(), Measured(about=make_header(comm))
     if machine.busy and not busy_too:
         return found.seen(machine)
+    collectives = list(algorithms)
     every = [(name, n) for name in collectives for n in _sizes(name, sizes)]
     works = {
         name: Workload(name, comm.rank, comm.size, 0, max(sizes), "float32") for name in collectives
@@ -176,7 +178,8 @@ def measure(
     with no_garbage_collection():
         for name, nbytes in every:
             race = ForcedRace(forced, works[name], nbytes, FIRST * budget / len(every))
-            finalists = race.run(forced.names(name), faster_half(DEFAULT))
+            names = [DEFAULT, *(n for n in forced.names(name) if n in algorithms[name])]
+            finalists = race.run(names, faster_half(DEFAULT))
             found.wrong += [f"{name} {wrong} {race.case.nbytes} B" for wrong in race.wrong]
             right = {n: t for n, t in finalists.items() if n not in race.wrong and t}
             nbytes = race.case.nbytes

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ..errors import Unsupported
-from .library_rules import LibraryCollective, LibraryRule, check_rules
+from .library_rules import LibraryCollective, LibraryRule, check_rules, collective_of
 
 # Algorithms in the order of their numbers, which begin with 1; with our schedule of each.
 COLLECTIVES = {
@@ -115,6 +116,12 @@ COLLECTIVES = {
         "scatter", {"basic_linear": "linear", "binomial": "binomial", "linear_nb": None}, 15
     ),
 }
+COMMUTATIVE = {
+    "allreduce": ("ring", "segmented_ring"),
+    "reduce": ("chain", "pipeline", "binary", "binomial"),
+}
+"""Algorithms that combine in another order than that of the ranks, also operations that are not
+commutative, where a rule names them: with those their results are wrong, without a word."""
 VERSIONS = (4, 5, 6)
 """Major versions whose format is known."""
 CLASSIC_BELOW = 6
@@ -125,6 +132,17 @@ _VALUES = "coll_tuned_use_dynamic_rules", "coll_tuned_dynamic_rules_filename"
 def number(collective: str, algorithm: str) -> int:
     """Return the number of an algorithm, as rules and MCA parameters have it."""
     return 1 + [*COLLECTIVES[collective].schedules].index(algorithm)
+
+
+def algorithms(collectives: Iterable[str], commutative: bool) -> dict[str, LibraryCollective]:
+    """Return collectives with their algorithms; without `commutative` those for every operation."""
+    found = {}
+    for name in collectives:
+        known = collective_of(name, COLLECTIVES, "Open MPI")
+        left_out = () if commutative else COMMUTATIVE.get(name, ())
+        kept = {n: ours for n, ours in known.schedules.items() if n not in left_out}
+        found[name] = replace(known, schedules=kept)
+    return found
 
 
 def check_version(version: int) -> None:
@@ -162,10 +180,22 @@ def export_openmpi(rules: Sequence[LibraryRule], version: int, about: Sequence[s
     """
     check_version(version)
     check_rules(rules, COLLECTIVES, "Open MPI")
+    about = [*about, *map(_warning, filter(_commutes, rules))]
     ordered = sorted(rules, key=lambda r: (COLLECTIVES[r.collective].number, r.ranks, r.first))
     if version < CLASSIC_BELOW:
         return _classic(ordered, about)
     return _json(ordered, about)
+
+
+def _commutes(rule: LibraryRule) -> bool:
+    return rule.algorithm in COMMUTATIVE.get(rule.collective, ())
+
+
+def _warning(rule: LibraryRule) -> str:
+    return (
+        f"{rule.collective} on {rule.ranks} ranks by {rule.algorithm}: WRONG RESULTS with "
+        "operations that are not commutative"
+    )
 
 
 def _classic(rules: Sequence[LibraryRule], about: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.interchange.library_rules import MEASURED, LibraryRule
-from mpidist.interchange.openmpi import COLLECTIVES, environment, export_openmpi, number
+from mpidist.interchange.openmpi import COLLECTIVES, algorithms, environment, export_openmpi, number
 from mpidist.schedule.registry import find
 
 
@@ -23,6 +23,7 @@ RULES = [
 ]
 TEXT = """\
 # made here
+# allreduce on 4 ranks by ring: WRONG RESULTS with operations that are not commutative
 # for Open MPI below 6
 # mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE
 2  # collectives
@@ -114,7 +115,8 @@ def test_classic_rules_hold_on_their_ranks_and_bytes_alone():
 def test_json_of_version_6():
     content = json.loads(export_openmpi(RULES, 6, ["made here"]))
     assert content["rule_file_version"] == 3 and content["module"] == "tuned"
-    assert content["about"][0] == "made here" and len(content["about"]) == 1 + len(RULES)
+    assert content["about"][0] == "made here" and len(content["about"]) == 2 + len(RULES)
+    assert "WRONG RESULTS" in content["about"][1]
     assert list(content["collectives"]) == ["allreduce", "bcast"]
     sets = content["collectives"]["allreduce"]
     assert [(s["comm_size_min"], s["comm_size_max"]) for s in sets] == [(4, 4), (5, 5), (9, 9)]
@@ -142,6 +144,18 @@ def test_environment_names_the_file():
         "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
         "OMPI_MCA_coll_tuned_dynamic_rules_filename": "/a/b",
     }
+
+
+def test_algorithms_for_every_operation():
+    """By a rule, Open MPI's ring combines in its own order, and a tree for reduce too."""
+    safe = algorithms(["allreduce", "reduce", "broadcast"], commutative=False)
+    assert "rabenseifner" in safe["allreduce"].schedules
+    assert not {"ring", "segmented_ring"} & set(safe["allreduce"].schedules)
+    assert list(safe["reduce"].schedules) == ["linear", "in-order_binary", "rabenseifner"]
+    every = algorithms(COLLECTIVES, commutative=True)
+    assert every == COLLECTIVES and safe["broadcast"] == COLLECTIVES["broadcast"]
+    with pytest.raises(InvalidArgument, match="scan: Open MPI"):
+        algorithms(["scan"], commutative=False)
 
 
 def test_other_versions_and_algorithms_are_refused():

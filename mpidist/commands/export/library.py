@@ -140,7 +140,8 @@ def measured_rules(
     from ...launcher.function import run
 
     library, version = installed.vendor, installed.version
-    names, ranks = _names(collectives, known, library), sorted(set(ranks))
+    ranks = sorted(set(ranks))
+    names = {name: list(known[name].schedules) for name in _names(collectives, known, library)}
     check_no_file(library, files)
     rules: list[LibraryRule] = []
     wrong: list[str] = []

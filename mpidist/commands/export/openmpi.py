@@ -29,6 +29,12 @@ from .library import (
 @rule_options
 @measuring_options
 @click.option(
+    "--commutative",
+    is_flag=True,
+    help="Allow algorithms (rings, trees) whose results are wrong with operations of a program's "
+    "own that are not commutative: Open MPI would follow the rules there too.",
+)
+@click.option(
     "--version",
     type=click.Choice(["4", "5", "6"]),
     help="Major version of Open MPI: JSON from 6 on.  By default that of this machine.",
@@ -42,6 +48,7 @@ def openmpi_command(
     budget: float,
     check: bool,
     force: bool,
+    commutative: bool,
     version: str | None,
 ) -> int:
     """Write rules by which Open MPI chooses algorithms of each COLLECTIVE (by default all).
@@ -55,6 +62,7 @@ def openmpi_command(
     from ...interchange.openmpi import (
         CLASSIC_BELOW,
         COLLECTIVES,
+        algorithms,
         check_version,
         environment,
         export_openmpi,
@@ -67,17 +75,20 @@ def openmpi_command(
     major = (*here.version, 0)[0] if here is not None else 0
     wanted = int(version or major)
     check_version(wanted)
+    known = algorithms(collectives or COLLECTIVES, commutative)
     if check and (wanted < CLASSIC_BELOW) != (major < CLASSIC_BELOW):
         raise click.UsageError(
             f"--check: this is Open MPI {major}, which reads no file of {wanted}"
         )
     if here is not None and model is None:
         rules, about = measured_rules(
-            here, COLLECTIVES, collectives, ranks, sizes, budget, force, environment("")
+            here, known, collectives, ranks, sizes, budget, force, environment("")
         )
     else:
         assert model is not None
         rules, about = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
+        # Those left out count in the comparison: Open MPI may choose them where it can.
+        rules = [rule for rule in rules if rule.algorithm in known[rule.collective].schedules]
     text = export_openmpi(rules, wanted, about)
     path = Path(output).absolute()
     return finish(
