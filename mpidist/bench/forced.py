@@ -66,10 +66,15 @@ class Forced:
                         f"{collective}: algorithm {name} of this Open MPI has number "
                         f"{values[name]}: expected {expected}"
                     )
-        here = [n for n in known if n in values and (n != _TWO or self.comm.size == 2)]
+        here = [n for n in known if n in values and self._serves(collective, n)]
         if len(here) < 2:
             raise Unsupported(f"{collective}: this library has none of {', '.join(known)}")
         return [DEFAULT, *here]
+
+    def _serves(self, collective: str, name: str) -> bool:
+        if self.library == MPICH:  # forced, it would take another one without a word
+            return mpich.serves(collective, name, self.comm.size)
+        return name != _TWO or self.comm.size == 2
 
     def candidate(self, collective: str, name: str) -> Candidate:
         """Return the candidate that makes the bare call by an algorithm, or by default."""

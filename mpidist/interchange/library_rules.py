@@ -138,15 +138,21 @@ def predicted(
     Unsupported
         If fewer than two of the library's algorithms have a schedule: nothing can be compared.
     """
-    known = {name: ours for name, ours in schedules.items() if ours is not None}
-    if len(known) < 2:
+    every: dict[str, list[str]] = {}
+    for name, ours in schedules.items():
+        names = [ours] if isinstance(ours, str) else ours or ()
+        able = [
+            n for n in names if find(collective, n).algorithm.unsupported(ranks, groups) is None
+        ]
+        every |= {name: able} if able else {}
+    if len(every) < 2:
         raise Unsupported(
-            f"{collective}: {len(known) or 'none'} of its algorithms {', '.join(schedules)} has a "
-            "schedule here: expected two or more, to compare their predicted times"
+            f"{collective} on {ranks} ranks: {len(every) or 'none'} of its algorithms "
+            f"{', '.join(schedules)} has a schedule here: expected two or more, to compare their "
+            "predicted times"
         )
     times: dict[int, dict[str, float]] = {}
     chosen: dict[int, str] = {}
-    every = {name: (ours,) if isinstance(ours, str) else ours for name, ours in known.items()}
     simulation = Simulation(collective, ranks, model, groups, link)
     for nbytes in sorted(sizes):
         at = times[nbytes] = {}

@@ -25,7 +25,7 @@ from .library_rules import LibraryCollective, LibraryRule, check_rules
 
 Tree = dict[str, Any]
 
-# Those that need no parameter besides; with our schedule of each.
+# Those that need no parameter, and no nodes, besides; with our schedule of each.
 COLLECTIVES = {
     "allgather": LibraryCollective(
         "allgather",
@@ -34,7 +34,6 @@ COLLECTIVES = {
     "allreduce": LibraryCollective(
         "allreduce",
         {
-            "smp": None,
             "recursive_doubling": "recursive_doubling",
             "reduce_scatter_allgather": "rabenseifner",
             "ring": "ring",
@@ -47,14 +46,13 @@ COLLECTIVES = {
         "bcast",
         {
             "binomial": "binomial",
-            "smp": None,
             "scatter_recursive_doubling_allgather": None,
             "scatter_ring_allgather": "scatter_allgather",
         },
     ),
     "reduce": LibraryCollective(
         "reduce",
-        {"binomial": "binomial", "smp": None, "reduce_scatter_gather": "reduce_scatter_gather"},
+        {"binomial": "binomial", "reduce_scatter_gather": "reduce_scatter_gather"},
     ),
     # Of equal parts: MPI_Reduce_scatter_block.
     "reduce_scatter": LibraryCollective(
@@ -62,6 +60,11 @@ COLLECTIVES = {
         {"recursive_halving": "recursive_halving", "pairwise": None},
     ),
 }
+POWERS_OF_TWO = {
+    "allgather": ("recursive_doubling",),
+    "broadcast": ("scatter_recursive_doubling_allgather",),
+}
+"""Algorithms for a power of two of ranks alone, which a tree would name for others too."""
 VERSIONS = ((4, 3), (5, 0))
 """First and last version, major and minor number, whose format and tree are known."""
 _FILE = "MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE"
@@ -83,6 +86,11 @@ def check_version(version: tuple[int, ...]) -> None:
             f"MPICH {'.'.join(map(str, version)) or 'of an unknown version'}: the form of its "
             f"selection is not known; expected {first} to {last}"
         )
+
+
+def serves(collective: str, algorithm: str, ranks: int) -> bool:
+    """Return whether an algorithm serves this number of ranks."""
+    return not ranks & (ranks - 1) or algorithm not in POWERS_OF_TWO.get(collective, ())
 
 
 def own_tree(library: bytes) -> str:
@@ -113,10 +121,13 @@ def export_mpich(rules: Sequence[LibraryRule], tree: str) -> str:
     Raises
     ------
     InvalidArgument
-        If MPICH has no such collective or algorithm, the tree is none, or a rule is for 2 GiB and
-        more.
+        If MPICH has no such collective or algorithm, or not for these ranks, the tree is none, or a
+        rule is for 2 GiB and more.
     """
     check_rules(rules, COLLECTIVES, "MPICH")
+    for rule in rules:
+        if not serves(rule.collective, rule.algorithm, rule.ranks):
+            raise InvalidArgument(f"{rule}: expected a power of two of ranks")
     merged: Tree = read_json(tree, "the tree of MPICH", dict[str, Any])
     ordered = sorted(rules, key=lambda rule: (rule.collective, rule.ranks, rule.first))
     for name, of_collective in groupby(ordered, lambda rule: rule.collective):

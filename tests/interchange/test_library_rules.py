@@ -90,8 +90,19 @@ def test_bound_is_not_above_the_cost(collective, monkeypatch):
                 assert simulation.seconds(one.name, nbytes, 0.0) <= exact * (1 + 1e-9), one.name
 
 
+def test_predicted_leaves_out_what_does_not_serve_these_ranks():
+    """Neighbour exchange needs an even number."""
+    names = {"neighbor": "neighbor_exchange", "ring": "ring"}
+    (rule,) = predicted("allgather", names, 8, [8], MODEL)
+    assert rule.algorithm == "neighbor"
+    (rule,) = predicted("allgather", names | {"bruck": "bruck"}, 9, [8], MODEL)
+    assert rule.algorithm == "bruck"
+    with pytest.raises(Unsupported, match="on 5 ranks: 1 of"):
+        predicted("allgather", names, 5, [8], MODEL)
+
+
 def test_predicted_with_nothing_to_compare_is_unsupported():
-    with pytest.raises(Unsupported, match="allgather: 1 of its algorithms ring, pat"):
+    with pytest.raises(Unsupported, match="allgather on 8 ranks: 1 of its algorithms ring, pat"):
         predicted("allgather", {"ring": "ring", "pat": None}, 8, [64], MODEL)
 
 

@@ -189,6 +189,9 @@ def test_what_the_form_cannot_express_is_refused():
         export_mpich([rule("allreduce", 4, 0, 8, "recexch")], tree)
     with pytest.raises(InvalidArgument, match="gather: MPICH has no choice"):
         export_mpich([rule("gather", 4, 0, 8, "binomial")], tree)
+    with pytest.raises(InvalidArgument, match="allgather on 5 .* power of two"):
+        export_mpich([rule("allgather", 5, 0, 8, "recursive_doubling")], tree)
+    export_mpich([rule("allgather", 8, 0, 8, "recursive_doubling")], tree)
     with pytest.raises(InvalidArgument, match="less than 2 GiB"):
         export_mpich([rule("allreduce", 4, 0, 1 << 31, "ring")], tree)
     with pytest.raises(InvalidArgument, match="no comm_type=intra of reduce"):

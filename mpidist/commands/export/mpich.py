@@ -48,7 +48,13 @@ def mpich_command(
     the model's error.
     """
     from ...bench.forced import own_tree
-    from ...interchange.mpich import COLLECTIVES, check_version, environment, export_mpich
+    from ...interchange.mpich import (
+        COLLECTIVES,
+        check_version,
+        environment,
+        export_mpich,
+        serves,
+    )
     from ...launcher.function import run
 
     if check and model is not None:
@@ -61,7 +67,8 @@ def mpich_command(
             here, COLLECTIVES, collectives, ranks, sizes, budget, force, environment("")
         )
     else:
-        rules, _ = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
+        found, _ = predicted_rules(library, COLLECTIVES, collectives, ranks, sizes, model)
+        rules = [rule for rule in found if serves(rule.collective, rule.algorithm, rule.ranks)]
     text = export_mpich(rules, run(own_tree, 1)[0])
     path = Path(output).absolute()
     return finish(
