@@ -44,19 +44,18 @@ class ControlVariable:
         return value.value
 
     def _values(self, index: c_int) -> dict[str, int]:
-        kind, names, texts = c_void_p(), c_void_p(), ctypes.create_string_buffer(_TEXT)
-        lengths, unused = [c_int(_TEXT), c_int(_TEXT)], [c_int() for _ in range(3)]
-        name, first, level, bind, scope = (
-            ctypes.create_string_buffer(_TEXT),
-            byref(lengths[0]),
-            *map(byref, unused),
+        name, text = (ctypes.create_string_buffer(_TEXT) for _ in range(2))
+        name_length, text_length = c_int(_TEXT), c_int(_TEXT)
+        level, bind, scope, kind, names = c_int(), c_int(), c_int(), c_void_p(), c_void_p()
+        self._check(
+            "get_info",
+            *(index, name, byref(name_length), byref(level), byref(kind), byref(names)),
+            *(text, byref(text_length), byref(bind), byref(scope)),
         )
-        more = byref(kind), byref(names), texts, byref(lengths[1])
-        self._check("get_info", index, name, first, level, *more, bind, scope)
         if names:
             return _named(names)
         # MPICH numbers the values in the order in which their descriptions begin with the names.
-        lines = re.findall(r"^\s*(\w+)\s+- ", texts.value.decode(), re.MULTILINE)
+        lines = re.findall(r"^\s*(\w+)\s+- ", text.value.decode(), re.MULTILINE)
         return {value: k for k, value in enumerate(lines)}
 
     def _check(self, action: str, *arguments: object) -> None:
