@@ -4,8 +4,9 @@ All executors follow one rule of arithmetic: the result is that of numpy on the 
 Integers wrap; "max" and "min" of NaN are NaN.  Sums, means and products of half precision are
 accumulated in :func:`accumulator` and rounded once, unless partial results are sent between ranks;
 a mean of half precision divides before it adds (:func:`divides_first`), so that no partial sum
-exceeds the largest input except by rounding.  Whether a library's own code follows this rule is
-found by a trial on :func:`extreme_values`.
+exceeds the largest input except by rounding.  "exact_sum" and "exact_mean" round once, whatever
+the dtype: no partial results are sent (:attr:`Op.grouping`).  Whether a library's own code follows
+this rule is found by a trial on :func:`extreme_values`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from . import arguments
 from .errors import InvalidArgument, UnknownName, UnsupportedDtype
 
 _NUMBERS = frozenset(("int", "float", "complex"))
+_EXACT = ("exact_sum", "exact_mean")
+_EXACT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+ANY, AT_ONCE = "any", "at_once"
+"""Values of :attr:`Op.grouping`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +50,9 @@ class Op:
     builtin : bool
         Whether it is one of :data:`OPS`: `function` is a ufunc, and MPI has the operation (for
         "mean", the sum).
+    grouping : {"any", "at_once"}
+        How the terms of an element may be grouped: any partial results may be sent between ranks,
+        or all ranks' terms must be combined at once, as those of "exact_sum".
     """
 
     function: Callable[..., Any]
@@ -52,9 +60,15 @@ class Op:
     name: str = "user"
     kinds: frozenset[str] | None = None
     builtin: bool = False
+    grouping: str = ANY
 
     def __post_init__(self) -> None:
         arguments.function("op function", self.function, "two arrays")
+        if self.grouping != ANY and (self.grouping != AT_ONCE or self.name not in _EXACT):
+            raise InvalidArgument(
+                f"grouping={self.grouping!r} of op {self.name!r}: expected {ANY!r}; only "
+                f"{' and '.join(map(repr, _EXACT))} need their terms {AT_ONCE!r}"
+            )
 
     @property
     def identity(self) -> Hashable:
@@ -67,7 +81,7 @@ class Op:
             who = id(function.__func__), id(function.__self__)
         else:
             who = id(function), 0
-        return self.name, self.commute, self.builtin, *who
+        return self.name, self.commute, self.builtin, self.grouping, *who
 
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Store left ∘ right in `out`, which may be one of the operands."""
@@ -97,6 +111,10 @@ OPS: dict[str, Op] = {
     "and": Op(np.bitwise_and, name="and", kinds=_BITS, builtin=True),
     "or": Op(np.bitwise_or, name="or", kinds=_BITS, builtin=True),
     "xor": Op(np.bitwise_xor, name="xor", kinds=_BITS, builtin=True),
+    "exact_sum": Op(np.add, name="exact_sum", kinds=_NUMBERS, grouping=AT_ONCE),
+    "exact_mean": Op(
+        np.add, name="exact_mean", kinds=frozenset(("float", "complex")), grouping=AT_ONCE
+    ),
 }
 """The operations known by name.  On bool, and/or/xor are the logical ones."""
 _ELSEWHERE = {  # names in torch.distributed, NCCL and MPI
@@ -106,7 +124,7 @@ _ELSEWHERE = {  # names in torch.distributed, NCCL and MPI
 }
 
 
-_NAMED: dict[Any, Op] = {op.function: op for name, op in OPS.items() if name != "mean"}
+_NAMED: dict[Any, Op] = {o.function: o for o in OPS.values() if o.builtin and o.name != "mean"}
 _COMMUTING = (
     *(np.fmax, np.fmin, np.gcd, np.lcm, np.hypot, np.logaddexp, np.logaddexp2),
     *(np.logical_and, np.logical_or, np.logical_xor),
@@ -181,6 +199,9 @@ def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     A user's function is tried on arrays of ones, and what it raises is passed on: inside an MPI
     call its errors could not be raised.
     """
+    if op.grouping == AT_ONCE:
+        _check_exact(op, dtype, rank)
+        return
     if not op.builtin:
         _try(op, dtype, rank)
         return
@@ -191,6 +212,23 @@ def check_defined(op: Op, dtype: np.dtype, rank: int) -> None:
     raise UnsupportedDtype(
         f"rank {rank}: op={op.name!r} is not defined for dtype {dtype}; {advice}"
     )
+
+
+def _check_exact(op: Op, dtype: np.dtype, rank: int) -> None:
+    """Raise `UnsupportedDtype` if there is no correctly rounded sum, or mean, for `dtype`."""
+    summed = kind_of(dtype) == "int" and "int" in (op.kinds or ())
+    if summed or (dtype.name in _EXACT_DTYPES and dtype.isnative):
+        return
+    whole = "integers, " if "int" in (op.kinds or ()) else ""
+    raise UnsupportedDtype(
+        f"rank {rank}: op={op.name!r} is not defined for dtype {dtype}; expected {whole}"
+        f"{', '.join(_EXACT_DTYPES)}, of this machine's byte order"
+    )
+
+
+def settled(op: Op, dtype: np.dtype) -> Op:
+    """Return the operation that stands for `op` on `dtype`: of integers any sum is exact."""
+    return OPS["sum"] if op.grouping == AT_ONCE and kind_of(dtype) == "int" else op
 
 
 _outcomes: WeakKeyDictionary[Any, dict[np.dtype, np.dtype | None]] = WeakKeyDictionary()
@@ -255,7 +293,7 @@ def accumulator(op: Op, dtype: np.dtype) -> np.dtype:
 
 def divides_first(op: Op | None, dtype: np.dtype) -> bool:
     """Return whether `op` on `dtype` divides before it adds, as a mean of half precision does."""
-    return is_mean(op) and is_half(dtype)
+    return is_mean(op) and op is not None and op.builtin and is_half(dtype)
 
 
 def loses_nan(op: Op, dtype: np.dtype) -> bool:
@@ -291,8 +329,10 @@ def is_sum(op: Op | None) -> bool:
 
 
 def is_mean(op: Op | None) -> bool:
-    """Return whether an operation is "mean": a sum divided by the number of ranks."""
-    return op is not None and op.builtin and op.name == "mean"
+    """Return whether a result is divided by the number of ranks: of "mean" and "exact_mean"."""
+    if op is None:
+        return False
+    return op.name == ("mean" if op.builtin else "exact_mean") and op.kinds is not None
 
 
 def division(total: np.ndarray, size: int) -> Callable[[], Any]:

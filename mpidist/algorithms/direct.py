@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Recv, Reduce, Round, Send
+from .linear import gather_linear
 from .relabel import onward, outward
 
 
-@algorithm("reduce_scatter", "direct", ordered=True)
+@algorithm("reduce_scatter", "direct", ordered=True, at_once=True)
 def reduce_scatter_direct(rank: int, size: int) -> Iterator[Round]:
     """Every rank sends block d to rank d, which combines the blocks in rank order.
 
@@ -45,7 +46,7 @@ def allgather_direct(rank: int, size: int) -> Iterator[Round]:
         )
 
 
-@algorithm("allreduce", "direct", blocks=lambda size: size, ordered=True)
+@algorithm("allreduce", "direct", blocks=lambda size: size, ordered=True, at_once=True)
 def allreduce_direct(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all ranks, then sends the result to every other rank.
 
@@ -58,3 +59,18 @@ def allreduce_direct(rank: int, size: int) -> Iterator[Round]:
     """
     yield from reduce_scatter_direct(rank, size)
     yield from allgather_direct(rank, size)
+
+
+@algorithm("reduce", "direct", blocks=lambda size: size, ordered=True, at_once=True)
+def reduce_direct(rank: int, size: int, *, root: int) -> Iterator[Round]:
+    """Rank d combines block d of all ranks, then sends the result to the root.
+
+    Rounds: 2 with up to p-1 messages a rank each.  Bytes per rank: n, on the root (p-1)/p n.
+    Source: the "two-shot" reduction of GPU libraries with peer access, to one rank.
+
+    Block 2 on 5 ranks, root 0::
+
+        0, 1, 3, 4 --> 2 --> 0
+    """
+    yield from reduce_scatter_direct(rank, size)
+    yield from gather_linear(rank, size, root=root)

@@ -12,7 +12,9 @@ from ..schedule.rounds import Copy, Fold, Get, Meet, Put, Round
 from .relabel import inward, onward, whole_fold
 
 
-@algorithm("allreduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped")
+@algorithm(
+    "allreduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped", at_once=True
+)
 def allreduce_in_place(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays, then stores it in all of them.
 
@@ -28,7 +30,9 @@ def allreduce_in_place(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
-@algorithm("reduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped")
+@algorithm(
+    "reduce", "in_place", blocks=lambda size: size, ordered=True, memory="mapped", at_once=True
+)
 def reduce_in_place(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays, then stores it in the root's result.
 
@@ -45,7 +49,14 @@ def reduce_in_place(rank: int, size: int, *, root: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
-@algorithm("reduce", "in_place_fetched", blocks=lambda size: size, ordered=True, memory="mapped")
+@algorithm(
+    "reduce",
+    "in_place_fetched",
+    blocks=lambda size: size,
+    ordered=True,
+    memory="mapped",
+    at_once=True,
+)
 def reduce_in_place_fetched(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays beside the root's, which copies it into its result.
 
@@ -65,7 +76,14 @@ def reduce_in_place_fetched(rank: int, size: int, *, root: int) -> Iterator[Roun
         yield Copy(others, others, source="tmp")
 
 
-@algorithm("reduce", "in_place_one_shot", blocks=lambda size: size, ordered=True, memory="mapped")
+@algorithm(
+    "reduce",
+    "in_place_one_shot",
+    blocks=lambda size: size,
+    ordered=True,
+    memory="mapped",
+    at_once=True,
+)
 def reduce_in_place_one_shot(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """The root combines all arrays, each block in the order of its owner.
 

@@ -13,7 +13,14 @@ from ..schedule.rounds import Copy, Fold, Get, Meet, Round
 from .relabel import inward, onward
 
 
-@algorithm("allreduce", "published", blocks=lambda size: size, ordered=True, memory="published")
+@algorithm(
+    "allreduce",
+    "published",
+    blocks=lambda size: size,
+    ordered=True,
+    memory="published",
+    at_once=True,
+)
 def allreduce_published(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays, then every rank fetches the blocks of the others.
 
@@ -30,8 +37,8 @@ def allreduce_published(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
-@algorithm("reduce_scatter", "in_place", ordered=True, memory="mapped")
-@algorithm("reduce_scatter", "published", ordered=True, memory="published")
+@algorithm("reduce_scatter", "in_place", ordered=True, memory="mapped", at_once=True)
+@algorithm("reduce_scatter", "published", ordered=True, memory="published", at_once=True)
 def reduce_scatter_published(rank: int, size: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays.
 
@@ -46,7 +53,9 @@ def reduce_scatter_published(rank: int, size: int) -> Iterator[Round]:
     yield Meet(range(size))
 
 
-@algorithm("reduce", "published", blocks=lambda size: size, ordered=True, memory="published")
+@algorithm(
+    "reduce", "published", blocks=lambda size: size, ordered=True, memory="published", at_once=True
+)
 def reduce_published(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """Rank d combines block d of all arrays, then the root fetches the blocks of the others.
 

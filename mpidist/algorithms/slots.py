@@ -20,7 +20,9 @@ from .relabel import inward, onward, whole_fold
 SLOT = "slot0"
 
 
-@algorithm("allreduce", "slots", blocks=lambda size: size, ordered=True, memory="slots")
+@algorithm(
+    "allreduce", "slots", blocks=lambda size: size, ordered=True, memory="slots", at_once=True
+)
 def allreduce_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
     """Rank d combines block d of all slots, then every rank fetches the blocks of the others.
 
@@ -35,7 +37,14 @@ def allreduce_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
         yield _fetched(rank, size, pieces, k)
 
 
-@algorithm("allreduce", "slots_one_shot", blocks=lambda size: size, ordered=True, memory="slots")
+@algorithm(
+    "allreduce",
+    "slots_one_shot",
+    blocks=lambda size: size,
+    ordered=True,
+    memory="slots",
+    at_once=True,
+)
 def allreduce_slots_one_shot(rank: int, size: int) -> Iterator[Round]:
     """Every rank combines all blocks of all slots, each block in the order of its owner.
 
@@ -51,7 +60,7 @@ def allreduce_slots_one_shot(rank: int, size: int) -> Iterator[Round]:
     yield whole_fold(size, SLOT, own="in")
 
 
-@algorithm("reduce", "slots", blocks=lambda size: size, ordered=True, memory="slots")
+@algorithm("reduce", "slots", blocks=lambda size: size, ordered=True, memory="slots", at_once=True)
 def reduce_slots(rank: int, size: int, *, root: int, pieces: int) -> Iterator[Round]:
     """Rank d combines block d of all slots, then the root fetches the blocks of the others.
 
@@ -68,7 +77,9 @@ def reduce_slots(rank: int, size: int, *, root: int, pieces: int) -> Iterator[Ro
             yield _fetched(rank, size, pieces, k)
 
 
-@algorithm("reduce", "slots_one_shot", blocks=lambda size: size, ordered=True, memory="slots")
+@algorithm(
+    "reduce", "slots_one_shot", blocks=lambda size: size, ordered=True, memory="slots", at_once=True
+)
 def reduce_slots_one_shot(rank: int, size: int, *, root: int) -> Iterator[Round]:
     """The root combines all slots, each block in the order of its owner.
 
@@ -86,7 +97,7 @@ def reduce_slots_one_shot(rank: int, size: int, *, root: int) -> Iterator[Round]
         yield whole_fold(size, SLOT, own="in")
 
 
-@algorithm("reduce_scatter", "slots", ordered=True, memory="slots")
+@algorithm("reduce_scatter", "slots", ordered=True, memory="slots", at_once=True)
 def reduce_scatter_slots(rank: int, size: int, *, pieces: int) -> Iterator[Round]:
     """Rank d combines block d of all slots.
 

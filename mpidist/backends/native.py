@@ -16,6 +16,7 @@ from ..calls.arrays import address
 from ..calls.call import Call
 from ..device.array import DeviceArray
 from ..operations import (
+    ANY,
     OPS,
     Op,
     accumulator,
@@ -154,6 +155,8 @@ class NativeCollectives:
 
     def why_not(self, call: Call) -> str | None:
         """Return why the library cannot serve a call, or None if it can."""
+        if call.op is not None and call.op.grouping != ANY:
+            return f"MPI has no op {call.op.name!r}"
         # The ranks must answer alike: of uneven alltoall each has another count.
         if max(call.count, call.total) > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"

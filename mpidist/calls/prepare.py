@@ -12,7 +12,8 @@ import numpy as np
 
 from ..device.array import DeviceArray
 from ..device.recognise import as_device_array, copy_of, is_on_device
-from ..operations import Op, check_defined, find_op, is_mean
+from ..errors import Unsupported
+from ..operations import ANY, Op, check_defined, find_op, is_mean, settled
 from ..schedule.contract import COLLECTIVES
 from .arrays import (
     as_input,
@@ -78,7 +79,7 @@ def prepare(
     if contract.reduces:
         op = find_op(op, commute)
         if not contract.averages:
-            check_no_mean(collective, op, place)
+            check_partial(collective, op, place)
     root = place.check_rank(root, "root") if contract.rooted else 0
     has_input, has_result, gathers, scatters, compared = _role(collective, rank, size, root)
 
@@ -91,6 +92,11 @@ def prepare(
         data = as_input(x, rank, device=True)
         if op is not None:
             check_defined(op, data.dtype, rank)
+            op = settled(op, data.dtype)
+            if op.grouping != ANY and type(data) is DeviceArray:
+                raise Unsupported(
+                    f"rank {rank}: op={op.name!r} of an array on a GPU: expected host memory"
+                )
         shape, dtype, source = data.shape, data.dtype, flat(data)
     elif told is not None:
         shape, dtype, _ = told
@@ -158,8 +164,14 @@ def prepare(
     return Prepared(call, result, staging, scalar, shown, fresh)
 
 
-def check_no_mean(collective: str, op: Op, place: Caller) -> None:
-    """Raise InvalidArgument for a mean, in a collective that combines some ranks' data only."""
+def check_partial(collective: str, op: Op, place: Caller) -> None:
+    """Raise InvalidArgument for an operation that needs the data of all ranks, if some combine."""
+    if op.grouping != ANY:
+        able = [name for name, known in COLLECTIVES.items() if known.reduces and known.averages]
+        raise place.wrong(
+            f"op={op.name!r}: {collective} combines the contributions of some ranks only; expected "
+            f"{', '.join(able)}"
+        )
     if is_mean(op):
         raise place.wrong(
             f"op='mean': {collective} combines a different number of contributions on each rank; "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.call import Call
-from ..calls.prepare import Caller, check_no_mean, prepare
+from ..calls.prepare import Caller, check_partial, prepare
 from ..device.array import DeviceArray
 from ..device.base import Device
 from ..errors import UnknownName
@@ -42,6 +42,6 @@ def example_call(
     where = place.rank, place.size, 0, parts
     x, out = array(contract.input_blocks(*where)), array(contract.output_blocks(*where))
     if not contract.averages and contract.reduces:
-        check_no_mean(collective, op, place)
+        check_partial(collective, op, place)
     what = op if contract.reduces else None
     return Call(collective, place.rank, place.size, 0, dtype, x, out, what, counts, counts)

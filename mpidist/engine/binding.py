@@ -14,7 +14,7 @@ from ..backends.program import Action, Program, Round, Side
 from ..backends.tags import STRANDS, of_strand, tags_of
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..operations import Op, divides_first, is_mean
+from ..operations import AT_ONCE, Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import GENERATION, Algorithm, Choice, Groups
 from ..schedule.rounds import (
@@ -30,6 +30,7 @@ from ..schedule.rounds import (
 )
 from ..schedule.unrolled import Lengths, Strands, Written, materialise
 from ..selection.segmentation import Segmentation
+from ..shared_memory.fold import fold_in_order
 from .storage import Memory, MessageScratch, Piece, Storage, merge, merge_rows
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class Bindable(Protocol):
         """Return a Transfer of the messages of a round, or None to post them one by one."""
 
 
+def at_once(op: Op | None) -> bool:
+    """Return whether the terms of an element must be combined at once."""
+    return op is not None and op.grouping == AT_ONCE
+
+
 class CallBinder:
     """Binds calls to schedules: each is unrolled once, then bound to each call's memory."""
 
@@ -153,7 +159,7 @@ class CallBinder:
                 x = memory.allocate(brought.size)
                 scratch_bytes = x.nbytes
             scaled = [Round((memory.divide(brought, x, call.size),), None, ())]
-        elif is_mean(call.op) and out is not None and out.size:
+        elif is_mean(call.op) and not at_once(call.op) and out is not None and out.size:
             finish = [memory.divide(out, out, call.size)]
         place = (call.rank, call.size, call.root)
         storage = Storage(contract, place, lengths, x, out, memory)
@@ -190,6 +196,10 @@ class CallBinder:
             schedule = segmented(make, call.size, segments, window)
             self._written[key] = materialise(schedule)
         return self._written[key]
+
+
+# Of each block that a round reduces: the ranks and pieces of its terms, and in a list its target.
+Together = dict[tuple[str, int], tuple[list[int], list[Piece], list[Piece]]]
 
 
 class Placed(NamedTuple):
@@ -411,16 +421,19 @@ class Binder:
         after: list[Action] = []
         sends: list[RoundMessage] = []
         receives: list[RoundMessage] = []
+        together: Together | None = {} if at_once(self.op) else None
         for step, rows in steps:
             if isinstance(step, Copy):
+                after.extend(self._combined(together))
                 after.extend(self._copy(step, rows))
             elif isinstance(step, Reduce):
-                receives.append(self._reduce(step, rows, arena, tag, after))
+                receives.append(self._reduce(step, rows, arena, tag, after, together))
             elif isinstance(step, Recv):
                 receives.append(self._message(step, rows, arena, tag, after))
             else:
                 assert isinstance(step, Send)
                 sends.append(self._message(step, rows, arena, tag, before))
+        after.extend(self._combined(together))
         messages = receives + sends
         self.messages += len(sends)
         self._requests += len(messages)
@@ -475,12 +488,21 @@ class Binder:
         arena: MessageScratch,
         tag: int,
         after: list[Action],
+        together: Together | None,
     ) -> RoundMessage:
+        """Return the message of a Reduce; its combination is added to `after`, or `together`."""
         own = [mine for mine, _ in rows]
         incoming = arena.take(sum(stop - start for _, start, stop in own))
         parts = [
             (mine, theirs, target) for (mine, theirs), (_, target) in zip(_cut(incoming, own), rows)
         ]
+        if together is not None:
+            for block, (mine, theirs, target) in zip(block_tuple(step.blocks), parts):
+                terms = together.setdefault((step.buffer, block), ([self.backend.rank], [mine], []))
+                terms[0].append(step.peer)
+                terms[1].append(theirs)
+                terms[2][:] = [target]
+            return RoundMessage(True, step.peer, self.memory.view(incoming), tag)
         memory, op = self.memory, self.op
         lower = step.peer < self.backend.rank  # the left operand is the lower rank's, as proved
         for row in merge_rows(parts):
@@ -489,6 +511,23 @@ class Binder:
             operands = (theirs, mine) if lower else (mine, theirs)
             after.append(memory.combine(op, *operands, target))
         return RoundMessage(True, step.peer, memory.view(incoming), tag)
+
+    def _combined(self, together: Together | None) -> list[Action]:
+        """Return the actions that combine all terms of the blocks in `together`, and empty it."""
+        if not together:
+            return []
+        op, actions = self.op, list[Action]()
+        assert op is not None
+        by_ranks: dict[tuple[int, ...], list[tuple[Piece, ...]]] = {}
+        for ranks, terms, targets in together.values():
+            by_ranks.setdefault(tuple(ranks), []).append((*terms, *targets))
+        together.clear()
+        for order, rows in by_ranks.items():
+            divisor = len(order) if is_mean(op) else 0
+            for row in merge_rows(rows):
+                *inputs, target = map(self.memory.view, row)
+                actions += fold_in_order(op, inputs, order, [target], divisor)
+        return actions
 
     def _copy(self, step: Copy, rows: Sequence[tuple[Piece, ...]]) -> list[Action]:
         places = {(step.source, b) for b in block_tuple(step.source_blocks)}

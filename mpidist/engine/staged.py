@@ -18,6 +18,7 @@ from ..backends.program import Program
 from ..calls.arrays import view_at
 from ..calls.call import Call
 from ..errors import Unsupported
+from ..operations import ANY
 from ..schedule.registry import Choice, find
 from ..selection.names import STAGED
 from ..shared_memory.heap import STAGING_BYTES
@@ -103,9 +104,10 @@ class Staged(ScheduleExecutor):
         return self.name if choice is None else f"by {choice.name} through slots"
 
     def kind(self, call: Call) -> Hashable:
-        if call.nbytes > _MAX_SHARED_BYTES or not (call.op is None or call.op.builtin):
+        by = call.op
+        if call.nbytes > _MAX_SHARED_BYTES or not (by is None or by.builtin or by.grouping != ANY):
             return None
-        op = None if call.op is None else call.op.name
+        op = None if by is None else (by.name, by.grouping)
         input_size = -1 if call.x is None else call.x.size
         output_size = -1 if call.out is None else call.out.size
         return call.collective, call.dtype, call.root, op, call.counts, input_size, output_size

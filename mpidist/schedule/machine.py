@@ -68,6 +68,8 @@ class Proof:
         Largest number of meetings of any rank.
     blocks_read, blocks_stored : int
         Blocks that all ranks together read in other ranks' memory, and store there.
+    at_once : bool
+        Whether no partial results are combined: all contributions to a result are, in one round.
     """
 
     collective: str
@@ -87,6 +89,7 @@ class Proof:
     meetings: int = 0
     blocks_read: int = 0
     blocks_stored: int = 0
+    at_once: bool = True
 
     def _repr_html_(self) -> str:
         return html_fields(self)
@@ -166,6 +169,7 @@ class Machine:
             meetings=meetings,
             blocks_read=blocks_read,
             blocks_stored=blocks_stored,
+            at_once=self.memory.partial is None,
         )
 
     # -- rounds ---------------------------------------------------------------------------------
@@ -294,6 +298,7 @@ class Machine:
         return True
 
     def _copy(self, strand: Strand, step: Copy) -> None:
+        self.memory.parts(strand.rank)
         sources = self.memory.places(strand, step.source, step.source_blocks)
         targets = self.memory.places(strand, step.target, step.target_blocks)
         if len(sources) != len(targets):

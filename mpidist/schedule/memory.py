@@ -35,6 +35,10 @@ class SymbolicMemory:
         self.stored: dict[tuple[int, str, int], tuple[int, int]] = {}  # by other ranks: who, round
         self.contract, self.size, self.root, self.count = contract, size, root, count
         self.reductions = 0
+        # The round in which each place was combined, and the rank, round and block that combined a
+        # partial result: one of an earlier round, or of another rank.
+        self._combined: list[dict[BlockPlace, object]] = [{} for _ in range(size)]
+        self.partial: tuple[int, int, int] | None = None
         self.terms = Terms(size, contract.idempotent)
         self.values: list[dict[str, dict[int, int]]] = []
         for rank in range(size):
@@ -145,11 +149,27 @@ class SymbolicMemory:
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1
+        if self.partial is None:
+            here, now = self._combined[strand.rank], (strand.path, strand.number)
+            if not self.terms.single(value) or not (
+                here.get(place) == now or self.terms.single(own)
+            ):
+                self.partial = strand.rank, strand.number, place[1]
+            here[place] = now
         try:
             combined = self.terms.combine(left, right)
         except ValueError as error:
             raise strand.error(str(error), place[1]) from None
         self.write(strand, place, combined)
+
+    def parts(self, rank: int) -> None:
+        """Note a Copy: what a round combines behind it is not combined at once with what before."""
+        self._combined[rank].clear()
+
+    def folds(self, strand: Strand, block: int, values: Sequence[int]) -> None:
+        """Note that a Fold combines these values of a block."""
+        if self.partial is None and not all(map(self.terms.single, values)):
+            self.partial = strand.rank, strand.number, block
 
     def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
         """Check a value that is not of the same block, or any if blocks move to others' places."""

@@ -166,6 +166,7 @@ class OneSided:
             if reads is not None:
                 reads.update(dict.fromkeys([(peer, step.source, a) for peer in others], index))
             memory.reductions += len(peers) - 1
+            memory.folds(strand, a, values)
             try:
                 value = memory.terms.fold(peers, values)
             except ValueError as error:

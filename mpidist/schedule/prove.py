@@ -87,6 +87,10 @@ def prove(
         message = f"{known.label} claims to combine in rank order, but does not"
         last = machine.memory.written[rank].get(("out", block))
         raise ScheduleError(message, rank=rank, round=last, block=block)
+    if known.at_once and machine.memory.partial is not None:
+        rank, number, block = machine.memory.partial
+        message = f"{known.label} claims to combine all contributions at once, but combines some"
+        raise ScheduleError(f"{message} of them before", rank=rank, round=number, block=block)
     return proof
 
 

@@ -66,6 +66,9 @@ class Algorithm(Registered):
         `size` and a dict of ``groups``, ``local`` and ``across``; None for the contract's default.
     ordered : bool
         Whether operands are combined in rank order, as non-commutative operations need it.
+    at_once : bool
+        Whether all contributions to a result are combined in one round, or by one Fold, and none of
+        them before, as correctly rounded sums need it.
     requires : callable or None
         ``f(size, known)`` returns why a size with these groups cannot be served, or None.
     equal_blocks : bool
@@ -90,6 +93,7 @@ class Algorithm(Registered):
     local: str = ""
     across: str = ""
     memory: Memory | None = None
+    at_once: bool = False
 
     @property
     def contract(self) -> Contract:
@@ -224,6 +228,7 @@ def algorithm(
     requires: Callable[..., str | None] | None = None,
     equal_blocks: bool = False,
     memory: str | None = None,
+    at_once: bool = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule generator as an algorithm of `collective`.
 
@@ -247,6 +252,9 @@ def algorithm(
     memory : str, optional
         Name of the memory that the steps Get, Put, Fold and Meet need, one of
         :data:`~mpidist.schedule.memories.MEMORIES`.  By default all data are in messages.
+    at_once : bool
+        Whether all contributions to a result are combined in one round, or by one Fold, and no
+        partial results before (the prover checks it).
 
     Returns
     -------
@@ -276,6 +284,7 @@ def algorithm(
             local=levels[0],
             across=levels[1],
             memory=reached,
+            at_once=at_once,
         )
         GENERATION[0] += 1
         return function
@@ -428,6 +437,7 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
         "rounds": rounds,
         "bytes_per_rank": moved,
         "ordered": algorithm.ordered,
+        "at_once": algorithm.at_once,
         "equal_blocks": algorithm.equal_blocks,
         "requires": requirement(algorithm),
         "uses": sorted(algorithm.uses),

@@ -108,6 +108,11 @@ class Terms:
         """Return the rank of the leftmost contribution in a value, and the value's block."""
         return self._low[value], self.block[value]
 
+    def single(self, value: int) -> bool:
+        """Return whether a value is the contribution of one rank."""
+        mask = self._mask[value]
+        return mask & (mask - 1) == 0
+
     def in_order(self, value: int) -> bool:
         """Return whether a value combines contributions in rank order."""
         return self._sorted[value]

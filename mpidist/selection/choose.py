@@ -10,6 +10,8 @@ from ..backends.executor import MESSAGES, Executor
 from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
 from ..measure import format_size
+from ..operations import ANY as ANY_GROUPING
+from ..operations import AT_ONCE
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
@@ -216,6 +218,7 @@ class Chooser:
             GENERATION[0],
             kind_for(call),
             op is None or op.builtin,
+            ANY_GROUPING if op is None else op.grouping,
             background,
             call.on_device,
         )
@@ -382,6 +385,9 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
     if call.op is not None and not call.op.commute and not algorithm.ordered:
         name = algorithm.name
         return f"op {call.op.name!r} is not commutative and {name} combines out of rank order"
+    if call.op is not None and call.op.grouping == AT_ONCE and not algorithm.at_once:
+        name = algorithm.name
+        return f"op {call.op.name!r} needs all terms at once and {name} sends partial results"
     if algorithm.equal_blocks and not call.even:
         return f"{algorithm.name} needs equal counts"
     blocks = algorithm.block_count(call.size, groups) if algorithm.equal_blocks else 1

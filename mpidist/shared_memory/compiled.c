@@ -98,6 +98,8 @@ enum divides { NEVER, FIRST, LAST };
             for (int source = 1; source < sum->sources; source++)                                  \
                 total += TERM(WIDEN(((const NUMBER *)sum->arrays[source])[at]));                   \
             total = QUOTIENT(total);                                                               \
+            if (sum->exact && total != total) /* never of a whole number */                        \
+                total = (TOTAL)__builtin_nan("");                                                  \
             for (int target = 0; target < sum->targets; target++)                                  \
                 ((NUMBER *)sum->arrays[sum->sources + target])[at] = NARROW(total);                \
         }                                                                                          \
@@ -131,6 +133,8 @@ enum divides { NEVER, FIRST, LAST };
             bits result[AT_ONCE];                                                                  \
             for (int v = 0; v < AT_ONCE; v++) {                                                    \
                 total[v][0] = QUOTIENT(total[v][0]);                                               \
+                for (int part = 0; sum->exact && part < PARTS; part++)                             \
+                    total[v][part] = ONE_NAN(total[v][part], TOTAL);                               \
                 result[v] = (bits)NARROW(total[v]);                                                \
             }                                                                                      \
             for (int target = 0; target < sum->targets; target++) {                                \
@@ -143,6 +147,11 @@ enum divides { NEVER, FIRST, LAST };
             }                                                                                      \
         }                                                                                          \
     }
+
+/* Whatever NaN X is, the one that numpy calls nan: an exact sum does not depend on the order. */
+#define ONE_NAN(X, TOTAL)                                                                          \
+    ((vector)(((bits)((X) != (X)) & (bits)((vector){0} + (TOTAL)__builtin_nan(""))) |              \
+              (~(bits)((X) != (X)) & (bits)(X))))
 
 #define STREAM_16(TO, VECTOR) _mm_stream_si128((void *)(TO), (__m128i)(VECTOR))
 #define STREAM_32(TO, VECTOR) _mm256_stream_si256((void *)(TO), (__m256i)(VECTOR))
@@ -315,12 +324,12 @@ void mpidist_copy(const struct copy *copy)
         copy_streaming(copy, copy->width);
 }
 
-/* Sum all sources and store the result in all targets, in one pass.
+/* Sum all sources and store the result in all targets, in one pass, in the order of the sources.
 
    0           begin                                end           count
    | one by one | whole blocks, by vector            | one by one |
    With streaming stores the blocks begin with a line of the targets, else with the arrays. */
-void mpidist_sum(const struct sum *sum)
+static void sum_in_order(const struct sum *sum)
 {
     size_t itemsize = sums[sum->number].itemsize, begin = 0, end;
     int by_width = sum->width >= 64 ? 3 : sum->width >= 32 ? 2 : 1;
@@ -332,6 +341,29 @@ void mpidist_sum(const struct sum *sum)
     sums[sum->number].by_width[by_width](sum, begin, end);
     sums[sum->number].by_width[0](sum, end, sum->count);
     _mm_sfence();
+}
+
+/* Round to nearest, with subnormal numbers, and raise no exceptions. */
+#define IEEE 0x1f80
+
+/* An exact sum has the same bits in a thread in which PyTorch or a BLAS turns subnormal numbers to
+   zero.  One addition is rounded correctly as it is: of half precision too, for float has at least
+   two digits more than twice as many (Figueroa, "When is double rounding innocuous?", 1995). */
+void mpidist_sum(const struct sum *sum)
+{
+    unsigned mode;
+
+    if (!sum->exact) {
+        sum_in_order(sum);
+        return;
+    }
+    mode = _mm_getcsr();
+    _mm_setcsr(IEEE);
+    if (sum->sources == 2 && !sum->divisor && (sum->number != FLOAT16 || sum->width >= 32))
+        sum_in_order(sum);
+    else
+        mpidist_exact(sum);
+    _mm_setcsr(mode);
 }
 
 #else /* not x86-64: mpidist_width() returns 0, so there are neither sums nor streaming stores */

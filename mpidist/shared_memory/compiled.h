@@ -41,11 +41,12 @@ enum number { INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, NU
 /* A sum of arrays of `count` elements of type `number`, by vectors of `width` bytes (FLOAT16: 32 or
    64).  `arrays` has the addresses of the sources, then those of the targets.  A target is equal to
    a source or overlaps none.  With streaming stores (`streamed`), all targets begin at the same
-   offset in a cache line, a multiple of the element's size.  Floats have a `divisor`, or 0. */
+   offset in a cache line, a multiple of the element's size.  Floats have a `divisor`, or 0.  If
+   `exact`, results are those of exact.c: of floats, from two sources or more. */
 struct sum {
     const uintptr_t *arrays;
     size_t count;
-    int sources, targets, number, divisor, streamed, width;
+    int sources, targets, number, divisor, streamed, width, exact;
 };
 
 /* Where the operations of a communicator are recorded: backends/flight.py has the layout.  `count` is
@@ -105,5 +106,6 @@ extern struct pace mpidist_pace;
 void mpidist_sum(const struct sum *sum);
 enum { DIGEST = 4 }; /* sums of a digest */
 void mpidist_digest(uintptr_t address, size_t count, uint64_t *sums);
+void mpidist_exact(const struct sum *sum);
 void mpidist_announce(const struct meeting *meeting, int64_t sequence, int64_t mark);
 int mpidist_run(const struct program *program, int64_t sequence, int at);

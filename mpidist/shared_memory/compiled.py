@@ -51,7 +51,7 @@ class Sum(ctypes.Structure):
         ("arrays", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
         *((name, ctypes.c_int) for name in ("sources", "targets", "number")),
-        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width")),
+        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width", "exact")),
     )
 
 
@@ -237,11 +237,13 @@ def one_pass(
     divisor: int = 0,
     streamed: bool = False,
     width: int | None = None,
+    exact: bool = False,
 ) -> Action | None:
     """Return the action that sums arrays in one pass and stores the result in several targets.
 
     Contiguous arrays of one length and dtype are added in the order of `sources`; a target may be
     one of them.  `width` is the bytes of a vector, by default the widest that this processor has.
+    If `exact`, two or more floats or complex numbers are summed, and divided, with one rounding.
 
     It is None if there is no compiled function for these arrays.  There is one for integers and
     complex numbers (without a divisor), float16 (with vectors of 32 bytes and more), bfloat16,
@@ -250,7 +252,8 @@ def one_pass(
     in float32, divided before it is added, and rounded once.
     """
     first, width = targets[0], width or vector_width()
-    number = _number(first.dtype, len(sources), divisor > 0, width)
+    dtype = first.dtype
+    number = _SUMMED.get(dtype.name) if exact else _number(dtype, len(sources), divisor > 0, width)
     if not vector_width() or number is None:
         return None
     nbytes = first.nbytes
@@ -273,6 +276,7 @@ def one_pass(
         divisor=divisor,
         streamed=streamed,
         width=width,
+        exact=exact,
     )
     return _bind("sum", arguments, addresses, *sources, *targets)
 

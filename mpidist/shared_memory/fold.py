@@ -13,8 +13,9 @@ import numpy as np
 
 from ..backends.program import Action, store
 from ..calls.arrays import overlaps
-from ..operations import Op, accumulator, division, is_sum, narrow, widen
+from ..operations import AT_ONCE, Op, accumulator, division, is_sum, narrow, widen
 from .compiled import one_pass, stream
+from .exact import combine_exactly
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
 
@@ -33,11 +34,13 @@ def fold_in_order(
     The `inputs` are flat, in the order in which they are combined; one of a lower rank than the
     first is the left operand.  The result is divided by `divisor`, unless that is 0.  Sums and
     products in half precision are computed in float32 and rounded once at the end, which is more
-    exact than ``direct``, which rounds at each rank.
+    exact than ``direct``, which rounds at each rank.  Exact sums have the same bits in any order.
 
     `scratch` has scratch arrays by name, for several calls whose actions run one after another: the
     first call must have the longest slice.
     """
+    if op.grouping == AT_ONCE and len(inputs) > 1:
+        return _exactly(inputs, targets, divisor, {} if scratch is None else scratch, streamed)
     # Streaming stores bypass the cache: in compiled code for sums; other results are combined in
     # scratch memory and copied from there, which pays only if there are several targets.
     if is_sum(op):
@@ -54,6 +57,25 @@ def fold_in_order(
         return _by_piece(inputs, targets, combine, PIECE_BYTES // 2, scratch, streamed)
     combine = partial(_combine_in_dtype, op, lower, divisor, apart or streamed)
     return _by_piece(inputs, targets, combine, PIECE_BYTES, scratch, streamed)
+
+
+def _exactly(
+    inputs: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    divisor: int,
+    scratch: dict[str, np.ndarray],
+    streamed: bool,
+) -> list[Action]:
+    """Return the actions of a correctly rounded sum, or mean."""
+    for past_the_cache in dict.fromkeys((streamed, False)):
+        summed = one_pass(inputs, targets, divisor, past_the_cache, exact=True)
+        if summed is not None:
+            return [summed]
+
+    def combine(pieces: list[np.ndarray], first: np.ndarray, _: object) -> list[Action]:
+        return [partial(combine_exactly, pieces, first, divisor)]
+
+    return _by_piece(inputs, targets, combine, PIECE_BYTES, scratch, streamed and len(targets) > 1)
 
 
 Combine = Callable[..., list[Action]]
