@@ -8,6 +8,7 @@ from mpidist import Op
 from mpidist.errors import InvalidArgument, Unsupported, UnsupportedDtype
 from mpidist.operations import OPS, divides_first
 from mpidist.schedule import algorithms
+from mpidist.shared_memory.exact import combine_exactly
 from tests.support import collectives as cases
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "longlong"]
@@ -389,3 +390,65 @@ def test_counts_that_are_wrong(comm):
         with pytest.raises(InvalidArgument, match="counts="):
             comm.alltoall(np.ones(p + 1))
     assert comm.allreduce(1) == p
+
+
+def magnitudes(dtype, n, rank):
+    """Numbers of many magnitudes, of which none of the ranks' sums is exact; infinities and NaN."""
+    random, few = np.random.default_rng(rank), np.dtype(dtype).itemsize <= 2
+    with np.errstate(all="ignore"):
+        x = np.ldexp(
+            random.standard_normal(n), random.integers(*((-9, 9) if few else (-60, 60)), n)
+        )
+        if np.dtype(dtype).kind == "c":
+            x = x + 1j * x[::-1]
+        x = x.astype(dtype)
+    special = [np.inf, -np.inf, np.nan, -0.0, 0.0]
+    x[: len(special)] = special[rank % 2 :] + special[: rank % 2]
+    return x
+
+
+@pytest.mark.parametrize("op", ["exact_sum", "exact_mean"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+def test_exact_sums_have_the_same_bits_by_every_way_and_in_any_order_of_the_ranks(comm, dtype, op):
+    """Executors, algorithms, symmetric and private arrays, in place and not, in the background."""
+    n, p = 240 * comm.size, comm.size
+    terms = [magnitudes(dtype, n, rank) for rank in range(p)]
+    expected = np.empty(n, dtype)
+    combine_exactly(terms, expected, p if op == "exact_mean" else 0)
+    if p == 1:
+        expected = terms[0]
+    part = slice(n // p * comm.rank, n // p * (comm.rank + 1))
+    wanted = {
+        "allreduce": expected.tobytes(),
+        "reduce": expected.tobytes() if comm.rank == p - 1 else None,
+        "reduce_scatter": expected[part].tobytes(),
+    }
+    for turn in range(min(p, 2)):
+        x = terms[(comm.rank + turn) % p]
+        shared = comm.empty(n, dtype)
+        for collective, right in wanted.items():
+            how = {"root": p - 1} if collective == "reduce" else {}
+            for name in ("auto", *served(comm, collective)):
+                got = getattr(comm, collective)
+                try:
+                    result = got(x, op, algorithm=name, **how)
+                except Unsupported as error:
+                    assert "at once" in str(error) or "MPI has no" in str(error), error
+                    continue
+                assert result is None or result.tobytes() == right, (collective, name)
+            shared[:] = x
+            result = getattr(comm, collective)(shared, op, **how)
+            assert result is None or result.tobytes() == right, collective
+        shared[:] = x
+        comm.allreduce(shared, op, out=shared)
+        assert shared.tobytes() == wanted["allreduce"]
+        begun = comm.iallreduce(x, op)
+        assert begun.wait().tobytes() == wanted["allreduce"]
+
+
+def test_exact_sums_are_refused_by_what_sends_partial_results(comm):
+    for name in ("ring", "linear", "tree:3"):
+        with pytest.raises(
+            Unsupported, match=f"{name}.*'exact_sum' needs all terms at once.*direct"
+        ):
+            comm.allreduce(np.ones(7), "exact_sum", algorithm=name)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import InvalidArgument, InvalidRank, Unsupported
 from ..frameworks.base import find_dtype
-from ..operations import Op, check_defined, divides_first, division, find_op, kind_of
+from ..operations import Op, check_defined, divides_first, division, find_op, is_mean, kind_of
 from ..schedule.contract import COLLECTIVES
 
 BARE = "mpi4py"  # name of the bare mpi4py call among the candidates
@@ -90,7 +90,7 @@ def combine(op: Op, g: np.ndarray, size: int, length: int, stride: int) -> np.nd
     result = g[:length].copy()
     for rank in range(1, size):
         op.combine(result, g[stride * rank : stride * rank + length], result)
-    if op.name == "mean":
+    if is_mean(op):
         division(result, size)()
     return result
 

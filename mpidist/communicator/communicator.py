@@ -291,7 +291,8 @@ class Communicator:
             array, a CPU tensor of PyTorch, a list or scalar, or another object that exposes memory.
             It is only read.
         op : str, Op or callable
-            "sum", "mean", "prod", "max", "min", "and", "or", "xor", an :class:`Op`, or ``f(a, b)``.
+            "sum", "mean", "prod", "max", "min", "and", "or", "xor", "exact_sum", "exact_mean"
+            (rounded once, the same bits by every algorithm), an :class:`Op`, or ``f(a, b)``.
         out : ndarray, tensor or buffer, optional
             Memory for the result, of the shape and dtype of `x`; ``out=x`` is in place.  It is
             filled and returned; lists, scalars and read-only memory are refused.

@@ -229,7 +229,7 @@ class Estimates:
         if call.uneven_alltoall:
             return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
         if call.op is not None and not call.op.builtin:
-            return None, f"op {call.op.name!r} is not tuned"
+            return None, f"op {call.op.name!r}: exact sums and operations of the user are not tuned"
         key = self.key(kind_for(call), call.collective, memory)
         found = self.table.find(key)
         if found is None:

@@ -41,6 +41,8 @@ def fold_in_order(
     """
     if op.grouping == AT_ONCE and len(inputs) > 1:
         return _exactly(inputs, targets, divisor, {} if scratch is None else scratch, streamed)
+    if op.grouping == AT_ONCE:
+        divisor = 0  # one term is its own mean: complex infinities are no quotients
     # Streaming stores bypass the cache: in compiled code for sums; other results are combined in
     # scratch memory and copied from there, which pays only if there are several targets.
     if is_sum(op):

@@ -104,6 +104,11 @@ FORMS = {
     ),
     "broadcast double_binary_tree": (lg, lambda p: 2 * (p - 1), lambda p: 2 * (p - 1)),
     "reduce linear": LINES,
+    "reduce direct": (
+        lambda p: 2 * min(p - 1, 1),
+        lambda p: (p + 1) * (p - 1),
+        lambda p: (p + 1) * (p - 1),
+    ),
     "reduce tree": TREE,
     "reduce binomial": BINOMIAL,
     "reduce reduce_scatter_gather": (
@@ -222,6 +227,7 @@ def test_bytes_per_rank(p):
     most = {
         "allreduce ring": 2 * once,
         "allreduce direct": 2 * once,
+        "reduce direct": 1,
         "allreduce binomial": 1 + lg(p),
         "allreduce recursive_doubling": floor_lg(p) + rest,
         "allreduce rabenseifner": 2 * once + rest,

@@ -9,7 +9,8 @@ import pytest
 from mpidist.calls.call import Caller
 from mpidist.calls.prepare import prepare
 from mpidist.device.find import find_device
-from mpidist.errors import InvalidArgument
+from mpidist.errors import InvalidArgument, Unsupported, UnsupportedDtype
+from mpidist.operations import Op
 from mpidist.schedule.contract import COLLECTIVES
 
 SIZE = 3
@@ -104,3 +105,28 @@ def test_python_calls():
         finally:
             sys.setprofile(None)
     assert len(seen) <= 12, seen
+
+
+@pytest.mark.parametrize("op", ["exact_sum", "exact_mean"])
+def test_exact_sums_are_refused_where_there_are_none(op, emulated_device):
+    place = Caller(1, SIZE)
+    for dtype in ("longdouble", "clongdouble", ">f4", "bool", "S3"):
+        with pytest.raises(UnsupportedDtype, match=rf"rank 1: op='{op}' .*bfloat16.*complex128"):
+            prepare("allreduce", place, np.zeros(6, dtype), op=op)
+    for collective in ("scan", "exscan"):
+        with pytest.raises(InvalidArgument, match=f"rank 1: op='{op}': {collective}.*allreduce"):
+            prepare(collective, place, np.zeros(6), op=op)
+    with pytest.raises(Unsupported, match=f"rank 1: op='{op}' .*GPU.*host memory"):
+        prepare("allreduce", place, find_device().array(np.zeros(6)), op=op)
+
+
+def test_exact_sums_of_integers_are_plain_ones():
+    place, x = Caller(1, SIZE), np.zeros(6, "int8")
+    assert prepare("allreduce", place, x, op="exact_sum").call.op.name == "sum"
+    with pytest.raises(UnsupportedDtype, match="exact_mean.*int8"):
+        prepare("allreduce", place, x, op="exact_mean")
+
+
+def test_a_users_operation_cannot_ask_for_all_terms_at_once():
+    with pytest.raises(InvalidArgument, match="grouping='at_once' of op 'user'.*'any'"):
+        Op(np.add, grouping="at_once")

@@ -342,6 +342,41 @@ def test_a_false_claim_of_order():
         unregister("reduce", "downward")
 
 
+def test_a_false_claim_to_combine_at_once():
+    def in_turn(rank, size):
+        """Takes in 1 before 2: (0 1) 2."""
+        if rank:
+            yield Send(0)
+        else:
+            yield Reduce(1)
+            yield Reduce(2)
+
+    def at_once(rank, size, between=()):
+        yield Send(0) if rank else (Reduce(1), *between, Reduce(2))
+
+    def parted(rank, size):
+        """A Copy comes between the two: what it reads is one term, or two."""
+        return at_once(rank, size, between=[Copy(0, 0, "out", "tmp")])
+
+    assert prove("reduce", at_once, 3).at_once
+    for schedule, number in ((in_turn, 2), (parted, 1)):
+        assert not prove("reduce", schedule, 3).at_once
+        algorithm("reduce", "claimed", at_once=True)(schedule)
+        try:
+            rejected("reduce", schedule, 3, "reduce claimed claims.*at once", (0, number, 0))
+        finally:
+            unregister("reduce", "claimed")
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_all_that_combines_at_once_says_so(size):
+    """But for scans, which are no sums of all ranks, and two levels on one node."""
+    for known in algorithms(one_sided=True):
+        whole = known.contract.averages and not known.contract.idempotent
+        if whole and not known.local and known.unsupported(size) is None:
+            assert prove(known.collective, known, size).at_once == known.at_once, known.label
+
+
 def test_wrong_number_of_blocks():
     with pytest.raises(ScheduleError, match="allgather needs a multiple of 3 blocks, not 4"):
         prove("allgather", lambda rank, size: (), 3, blocks=4)

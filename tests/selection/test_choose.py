@@ -45,6 +45,16 @@ def test_unusable_entry_falls_back_to_the_rules():
     )
 
 
+def test_terms_that_must_be_combined_at_once_are_served_by_what_says_so():
+    call = call_for(16, "exact_sum")
+    assert chosen(None, call).name == "direct"
+    for name in ("ring", "linear", "hierarchical/direct/ring"):
+        with pytest.raises(Unsupported, match=f"{name}.*'exact_sum'.*at once.*direct"):
+            chosen(None, call, name)
+    with pytest.raises(Unsupported, match="ring.*'exact_sum'.*at once"):
+        chosen(None, call, config=CollectiveConfig(local_allreduce="ring"))
+
+
 def test_symmetric_memory_has_entries_of_its_own():
     key = Key("simulated", (4,), "float", "allreduce", "symmetric")
     both = table({64: "ring"}).merged(table({64: "symmetric"}, key=key))
