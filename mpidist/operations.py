@@ -12,7 +12,7 @@ this rule is found by a trial on :func:`extreme_values`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
@@ -26,7 +26,7 @@ from .errors import InvalidArgument, UnknownName, UnsupportedDtype
 _NUMBERS = frozenset(("int", "float", "complex"))
 _EXACT = ("exact_sum", "exact_mean")
 _EXACT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-ANY, AT_ONCE = "any", "at_once"
+ANY, TREE, AT_ONCE = "any", "tree", "at_once"
 """Values of :attr:`Op.grouping`."""
 
 
@@ -50,9 +50,10 @@ class Op:
     builtin : bool
         Whether it is one of :data:`OPS`: `function` is a ufunc, and MPI has the operation (for
         "mean", the sum).
-    grouping : {"any", "at_once"}
-        How the terms of an element may be grouped: any partial results may be sent between ranks,
-        or all ranks' terms must be combined at once, as those of "exact_sum".
+    grouping : {"any", "tree", "at_once"}
+        How the terms of an element may be grouped: any partial results may be sent between ranks;
+        or those of the fixed tree, ``order="tree"``; or all ranks' terms must be combined at once,
+        as those of "exact_sum".
     """
 
     function: Callable[..., Any]
@@ -64,10 +65,12 @@ class Op:
 
     def __post_init__(self) -> None:
         arguments.function("op function", self.function, "two arrays")
-        if self.grouping != ANY and (self.grouping != AT_ONCE or self.name not in _EXACT):
+        exact = self.name in _EXACT and self.kinds is not None
+        allowed = (AT_ONCE,) if exact else (ANY, TREE)
+        if self.grouping not in allowed:
             raise InvalidArgument(
-                f"grouping={self.grouping!r} of op {self.name!r}: expected {ANY!r}; only "
-                f"{' and '.join(map(repr, _EXACT))} need their terms {AT_ONCE!r}"
+                f"grouping={self.grouping!r} of op {self.name!r}: expected "
+                f"{' or '.join(map(repr, allowed))}"
             )
 
     @property
@@ -82,6 +85,11 @@ class Op:
         else:
             who = id(function), 0
         return self.name, self.commute, self.builtin, self.grouping, *who
+
+    @property
+    def label(self) -> str:
+        """The name in messages: ``'sum' in order='tree'``."""
+        return f"{self.name!r}" + (f" in order={TREE!r}" if self.grouping == TREE else "")
 
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Store left ∘ right in `out`, which may be one of the operands."""
@@ -133,11 +141,18 @@ UFUNCS: dict[np.ufunc, Op] = _NAMED | {u: Op(u, name=u.__name__) for u in _COMMU
 """Functions of numpy that are associative and commutative, as operations."""
 
 
-def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = None) -> Op:
+def find_op(
+    op: str | Op | Callable[[Any, Any], Any],
+    commute: bool | None = None,
+    order: str | None = None,
+) -> Op:
     """Return the operation for a name of :data:`OPS`, an `Op` or a function ``f(a, b)``.
 
-    Whether a function commutes must be given, unless it is one of :data:`UFUNCS`.
+    Whether a function commutes must be given, unless it is one of :data:`UFUNCS`.  With the `order`
+    "tree" its terms are grouped as a fixed tree.
     """
+    if order is not None:
+        return _as_tree(find_op(op, commute), order)
     if isinstance(op, str):
         found = OPS.get(op)
         if found is None:
@@ -160,6 +175,17 @@ def find_op(op: str | Op | Callable[[Any, Any], Any], commute: bool | None = Non
             "commute=True or False)"
         )
     return Op(op, commute=commute, name=getattr(op, "__name__", "user"))
+
+
+def _as_tree(op: Op, order: object) -> Op:
+    """Return an operation whose terms are grouped as a fixed tree, `order` being "tree"."""
+    if order != TREE:
+        raise InvalidArgument(f"order={order!r}: expected None or {TREE!r}")
+    if op.grouping == AT_ONCE:
+        raise InvalidArgument(
+            f"order={order!r}: op={op.name!r} has the same result in every order; expected None"
+        )
+    return replace(op, grouping=TREE)
 
 
 def _check_ufunc(op: np.ufunc) -> None:

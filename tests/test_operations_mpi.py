@@ -452,3 +452,71 @@ def test_exact_sums_are_refused_by_what_sends_partial_results(comm):
             Unsupported, match=f"{name}.*'exact_sum' needs all terms at once.*direct"
         ):
             comm.allreduce(np.ones(7), "exact_sum", algorithm=name)
+
+
+def of_tree(terms, function):
+    """The terms combined as the fixed tree: it splits at the largest power of two below."""
+    if len(terms) == 1:
+        return terms[0]
+    half = 1 << (len(terms) - 1).bit_length() - 1
+    return function(of_tree(terms[:half], function), of_tree(terms[half:], function))
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "prod", "max", "user"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "bfloat16", "complex64", "int8"]
+)
+def test_a_fixed_tree_has_the_same_bits_by_every_way(comm, dtype, op):
+    """Those of numpy, in the dtype; a mean of half precision divides the terms first."""
+    if (op == "mean" and dtype == "int8") or (op == "max" and dtype == "complex64"):
+        return pytest.raises(UnsupportedDtype, comm.allreduce, np.ones(3, dtype), op)
+    n, p = 120 * comm.size, comm.size
+    random, size = np.random.default_rng(1), 0.5 if op == "user" and dtype != "int8" else 16
+    terms = [(size * random.standard_normal(n)).astype(dtype) for _ in range(p)]
+    function = {**NUMPY, "user": lambda a, b: a + b - a * b}[op]
+    given = {"op": op} if op != "user" else {"op": function, "commute": True}
+    with np.errstate(all="ignore"):
+        if op == "mean" and divides_first(OPS["mean"], np.dtype(dtype)):
+            expected = of_tree([(x / np.float32(p)).astype(dtype) for x in terms], np.add)
+        else:
+            expected = of_tree(terms, function)
+            expected = expected / np.asarray(p, dtype) if op == "mean" else expected
+    part = slice(n // p * comm.rank, n // p * (comm.rank + 1))
+    shared, x = comm.empty(n, dtype), terms[comm.rank]
+    for collective in ("allreduce", "reduce", "reduce_scatter"):
+        right = expected[part] if collective == "reduce_scatter" else expected
+        roots = range(min(p, 2)) if collective == "reduce" else (None,)
+        for root in roots:
+            how = {**given, "order": "tree", **({} if root is None else {"root": root})}
+            done = []
+            for name in ("auto", *served(comm, collective)):
+                try:
+                    result = getattr(comm, collective)(x, algorithm=name, **how)
+                except Unsupported as error:
+                    assert "in order='tree'" in str(error), error
+                    continue
+                done.append(name)
+                assert result is None or result.tobytes() == right.tobytes(), (collective, name)
+            assert "direct" in done and "native" not in done and ("ring" not in done or p < 3)
+            shared[:] = x
+            result = getattr(comm, collective)(shared, **how)
+            assert result is None or result.tobytes() == right.tobytes(), collective
+    shared[:] = x
+    comm.allreduce(shared, out=shared, order="tree", **given)
+    assert shared.tobytes() == expected.tobytes()
+    assert comm.iallreduce(x, order="tree", **given).wait().tobytes() == expected.tobytes()
+
+
+def test_an_order_that_is_none_is_refused(comm):
+    x = np.ones(3)
+    with pytest.raises(InvalidArgument, match="order='ring': expected None or 'tree'"):
+        comm.allreduce(x, order="ring")
+    with pytest.raises(InvalidArgument, match="order='tree': op='exact_sum' has the same result"):
+        comm.allreduce(x, "exact_sum", order="tree")
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_fixed_tree_is_refused_by_what_groups_the_ranks_otherwise(comm):
+    for name in ("ring", "double_binary_tree"):
+        with pytest.raises(Unsupported, match=f"op 'sum' in order='tree': {name} groups.*direct"):
+            comm.allreduce(np.ones(3), order="tree", algorithm=name)

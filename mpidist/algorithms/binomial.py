@@ -65,7 +65,7 @@ def broadcast_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
     return turned(rank, size, root, _down)
 
 
-@algorithm("allreduce", "binomial", ordered=True)
+@algorithm("allreduce", "binomial", ordered=True, tree=True)
 def allreduce_binomial(rank: int, size: int) -> Iterator[Round]:
     """Reduce along a binomial tree to rank 0, then broadcast along the same tree.
 

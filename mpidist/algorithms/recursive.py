@@ -67,7 +67,16 @@ def _all(count: int) -> Callable[[int], range]:
     return lambda rank: range(count)
 
 
-@algorithm("allreduce", "recursive_doubling", ordered=True)
+def _keeps_tree(size: int) -> bool:
+    """Return whether folding keeps the fixed tree: of 6 ranks ((0 1) (2 3)) (4 5), not of 5.
+
+    So it is where the number of ranks has no 0 before a 1, in binary: 4, 6, 7, 8, 12, 14, 15, 16.
+    """
+    above = size + (size & -size)
+    return above & (above - 1) == 0
+
+
+@algorithm("allreduce", "recursive_doubling", ordered=True, tree=_keeps_tree)
 def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
     """In round k, ranks at distance 2^k exchange their partial sums.
 
@@ -83,7 +92,7 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
     return folding(rank, size).through(_exchange, Reduce, everything, everything)
 
 
-@algorithm("allreduce", "rabenseifner", blocks=base, ordered=True)
+@algorithm("allreduce", "rabenseifner", blocks=base, ordered=True, tree=_keeps_tree)
 def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
     """Reduce-scatter by recursive halving, then allgather by recursive doubling.
 

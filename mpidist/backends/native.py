@@ -156,7 +156,7 @@ class NativeCollectives:
     def why_not(self, call: Call) -> str | None:
         """Return why the library cannot serve a call, or None if it can."""
         if call.op is not None and call.op.grouping != ANY:
-            return f"MPI has no op {call.op.name!r}"
+            return f"MPI has no op {call.op.label}"
         # The ranks must answer alike: of uneven alltoall each has another count.
         if max(call.count, call.total) > _COUNT_LIMIT and MPI.Get_version() < (4, 0):
             return f"counts above {_COUNT_LIMIT} need MPI 4; the library is MPI {_standard()}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..device.array import DeviceArray
 from ..errors import InvalidArgument, InvalidRank
-from ..operations import Op
+from ..operations import TREE, Op
 from ..schedule.contract import COLLECTIVES
 
 
@@ -113,6 +113,8 @@ class Call:
     def signature(self) -> str:
         """Text that describes the call and must be equal on all ranks."""
         op = f" op={self.op.name}" if self.op is not None else ""
+        if self.op is not None and self.op.grouping == TREE:
+            op += f" order={TREE}"
         root = f" root={self.root}" if COLLECTIVES[self.collective].rooted else ""
         count = "uneven" if self.uneven_alltoall else self.count
         amount = "" if self.collective == "barrier" else f" {count} x {words_of(self.dtype)}"

@@ -60,6 +60,7 @@ def prepare(
     out: Any = None,
     op: Any = None,
     commute: bool | None = None,
+    order: str | None = None,
     *,
     root: Any = 0,
     counts: Sequence[int] | None = None,
@@ -77,7 +78,7 @@ def prepare(
         x, out = np.empty(0, np.uint8), np.empty(0, np.uint8)
         return Prepared(Call(collective, rank, size, 0, x.dtype, x, out), None)
     if contract.reduces:
-        op = find_op(op, commute)
+        op = find_op(op, commute, order)
         if not contract.averages:
             check_partial(collective, op, place)
     root = place.check_rank(root, "root") if contract.rooted else 0
@@ -95,7 +96,7 @@ def prepare(
             op = settled(op, data.dtype)
             if op.grouping != ANY and type(data) is DeviceArray:
                 raise Unsupported(
-                    f"rank {rank}: op={op.name!r} of an array on a GPU: expected host memory"
+                    f"rank {rank}: op={op.label} of an array on a GPU: expected host memory"
                 )
         shape, dtype, source = data.shape, data.dtype, flat(data)
     elif told is not None:
@@ -169,7 +170,7 @@ def check_partial(collective: str, op: Op, place: Caller) -> None:
     if op.grouping != ANY:
         able = [name for name, known in COLLECTIVES.items() if known.reduces and known.averages]
         raise place.wrong(
-            f"op={op.name!r}: {collective} combines the contributions of some ranks only; expected "
+            f"op={op.label}: {collective} combines the contributions of some ranks only; expected "
             f"{', '.join(able)}"
         )
     if is_mean(op):

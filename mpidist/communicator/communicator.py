@@ -281,6 +281,7 @@ class Communicator:
         algorithm: str = "auto",
         *,
         commute: bool | None = None,
+        order: str | None = None,
     ) -> Any:
         """Combine the arrays of all ranks elementwise; every rank gets the result.
 
@@ -302,6 +303,9 @@ class Communicator:
         commute : bool, optional
             With a function as `op`: whether it is commutative.  Functions of numpy that are
             associative and commutative, such as ``np.add`` and ``np.hypot``, do not need it.
+        order : {None, "tree"}
+            With "tree", the ranks' terms are combined as a fixed tree over the numbers of the
+            ranks: the same bits by every algorithm that serves it, in host memory.
 
         Returns
         -------
@@ -312,9 +316,9 @@ class Communicator:
         Raises
         ------
         InvalidArgument
-            If `op` or `algorithm` is unknown; if `x` is a masked array, or a sparse, quantized or
-            meta tensor; if `out` does not fit, cannot be filled (a list, a scalar, read-only
-            memory), or overlaps `x` in part.
+            If `op`, `algorithm` or `order` is unknown; if `x` is a masked array, or a sparse,
+            quantized or meta tensor; if `out` does not fit, cannot be filled (a list, a scalar,
+            read-only memory), or overlaps `x` in part.
         UnsupportedDtype
             If `op` is not defined for the dtype.
         Unsupported
@@ -331,12 +335,12 @@ class Communicator:
         mean of half precision does not overflow.
         """
         # Only calls whose result is `out` are found so: see Programs.repeat.
-        key = ("allreduce", id(x), id(out), op, algorithm, commute)
+        key = ("allreduce", id(x), id(out), op, algorithm, commute, order)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
             return out
-        return self._run("allreduce", algorithm, key, x, out, op=op, commute=commute)
+        return self._run("allreduce", algorithm, key, x, out, op=op, commute=commute, order=order)
 
     def reduce(
         self,
@@ -347,12 +351,13 @@ class Communicator:
         algorithm: str = "auto",
         *,
         commute: bool | None = None,
+        order: str | None = None,
     ) -> Any:
         """Combine the arrays of all ranks elementwise; `root` gets the result.
 
         Parameters
         ----------
-        x, op, algorithm, commute
+        x, op, algorithm, commute, order
             See :meth:`allreduce`, also for the exceptions.
         root : int
             Rank that receives the result.
@@ -364,12 +369,13 @@ class Communicator:
         ndarray or None
             On the root `out`, or a new array; None elsewhere.
         """
-        key = ("reduce", id(x), id(out), op, algorithm, root, root.__class__, commute)
+        key = ("reduce", id(x), id(out), op, algorithm, root, root.__class__, commute, order)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
             return out if self.rank == root else None
-        return self._run("reduce", algorithm, key, x, out, op=op, commute=commute, root=root)
+        given = ("reduce", algorithm, key, x, out)
+        return self._run(*given, op=op, commute=commute, order=order, root=root)
 
     def broadcast(self, x: Any, root: int = 0, out: Any = None, algorithm: str = "auto") -> Any:
         """Send the root's array to every rank.
@@ -478,6 +484,7 @@ class Communicator:
         *,
         counts: Sequence[int] | None = None,
         commute: bool | None = None,
+        order: str | None = None,
     ) -> Any:
         """Combine the arrays of all ranks elementwise; every rank gets its part of the rows.
 
@@ -489,7 +496,7 @@ class Communicator:
             Rows for each rank, where they differ; the same on every rank.
         out : ndarray, tensor or buffer, optional
             This rank's rows; may be rows r·n … (r+1)·n of `x`.
-        op, algorithm, commute
+        op, algorithm, commute, order
             See :meth:`allreduce`, also for the exceptions.
 
         Returns
@@ -499,14 +506,13 @@ class Communicator:
         """
         key = None
         if counts is None:
-            key = ("reduce_scatter", id(x), id(out), op, algorithm, commute)
+            key = ("reduce_scatter", id(x), id(out), op, algorithm, commute, order)
         bound = self._find(key, x, out)
         if bound is not None:
             bound.run()
             return out
-        return self._run(
-            "reduce_scatter", algorithm, key, x, out, op=op, commute=commute, counts=counts
-        )
+        given = ("reduce_scatter", algorithm, key, x, out)
+        return self._run(*given, op=op, commute=commute, order=order, counts=counts)
 
     def scan(
         self,
@@ -1515,6 +1521,7 @@ class Communicator:
         out: Any,
         op: Any = None,
         commute: bool | None = None,
+        order: str | None = None,
         root: Any = 0,
         counts: Any = None,
     ) -> Any:
@@ -1530,16 +1537,16 @@ class Communicator:
             try:
                 if self._debug:
                     key = None  # the ranks agree on every call first
-                    arguments = {"op": op, "commute": commute, "root": root, "counts": counts}
+                    arguments = {"op": op, "commute": commute, "order": order}
+                    arguments |= {"root": root, "counts": counts}
                     prepared = self._compared(collective, algorithm, False, x, out, arguments)
                 elif collective == "scatter":
                     prepared = self._scattering(x, out, root, counts)
                 elif collective == "alltoall":
                     prepared = self._exchanging(x, out, counts)
                 else:
-                    prepared = prepare(
-                        collective, self._place, x, out, op, commute, root=root, counts=counts
-                    )
+                    given = (collective, self._place, x, out, op, commute, order)
+                    prepared = prepare(*given, root=root, counts=counts)
                 if prepared.call.on_device:
                     self._gpu_for(prepared.call.signature)
                 return self._service.serve(prepared, algorithm, key=key, x=x, out=out)

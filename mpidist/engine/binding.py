@@ -14,7 +14,7 @@ from ..backends.program import Action, Program, Round, Side
 from ..backends.tags import STRANDS, of_strand, tags_of
 from ..calls.call import Call
 from ..errors import ScheduleError
-from ..operations import AT_ONCE, Op, divides_first, is_mean
+from ..operations import ANY, AT_ONCE, Op, divides_first, is_mean
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import GENERATION, Algorithm, Choice, Groups
 from ..schedule.rounds import (
@@ -421,7 +421,8 @@ class Binder:
         after: list[Action] = []
         sends: list[RoundMessage] = []
         receives: list[RoundMessage] = []
-        together: Together | None = {} if at_once(self.op) else None
+        grouped = self.op is not None and self.op.grouping != ANY
+        together: Together | None = {} if grouped else None
         for step, rows in steps:
             if isinstance(step, Copy):
                 after.extend(self._combined(together))
@@ -523,7 +524,7 @@ class Binder:
             by_ranks.setdefault(tuple(ranks), []).append((*terms, *targets))
         together.clear()
         for order, rows in by_ranks.items():
-            divisor = len(order) if is_mean(op) else 0
+            divisor = len(order) if at_once(op) and is_mean(op) else 0
             for row in merge_rows(rows):
                 *inputs, target = map(self.memory.view, row)
                 actions += fold_in_order(op, inputs, order, [target], divisor)

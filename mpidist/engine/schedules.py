@@ -89,4 +89,6 @@ def _divided(call: Call, first: list[Action]) -> Call:
     x, inside = call.x, call.collective == "allreduce"
     divided = call.out if inside else np.empty(x.size, call.dtype)
     first.append(HostMemory.divide(unowned(x), unowned(call.out) if inside else divided, call.size))
-    return replace(call, x=divided, op=find_op("sum"), in_place=inside)
+    assert call.op is not None
+    op = replace(find_op("sum"), grouping=call.op.grouping)
+    return replace(call, x=divided, op=op, in_place=inside)

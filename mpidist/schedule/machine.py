@@ -70,6 +70,8 @@ class Proof:
         Blocks that all ranks together read in other ranks' memory, and store there.
     at_once : bool
         Whether no partial results are combined: all contributions to a result are, in one round.
+    tree : bool
+        Whether results are combined as the fixed tree over the ranks, or can be: all at once.
     """
 
     collective: str
@@ -90,6 +92,7 @@ class Proof:
     blocks_read: int = 0
     blocks_stored: int = 0
     at_once: bool = True
+    tree: bool = True
 
     def _repr_html_(self) -> str:
         return html_fields(self)
@@ -170,6 +173,7 @@ class Machine:
             blocks_read=blocks_read,
             blocks_stored=blocks_stored,
             at_once=self.memory.partial is None,
+            tree=self.memory.off_tree is None,
         )
 
     # -- rounds ---------------------------------------------------------------------------------
@@ -278,6 +282,7 @@ class Machine:
             else:
                 for place, value in zip(places, values):
                     memory.write(strand, place, value)
+        memory.close(strand)
         if shared is not None:
             strand.tick += 1
 
@@ -298,7 +303,7 @@ class Machine:
         return True
 
     def _copy(self, strand: Strand, step: Copy) -> None:
-        self.memory.parts(strand.rank)
+        self.memory.close(strand)
         sources = self.memory.places(strand, step.source, step.source_blocks)
         targets = self.memory.places(strand, step.target, step.target_blocks)
         if len(sources) != len(targets):

@@ -35,10 +35,12 @@ class SymbolicMemory:
         self.stored: dict[tuple[int, str, int], tuple[int, int]] = {}  # by other ranks: who, round
         self.contract, self.size, self.root, self.count = contract, size, root, count
         self.reductions = 0
-        # The round in which each place was combined, and the rank, round and block that combined a
-        # partial result: one of an earlier round, or of another rank.
-        self._combined: list[dict[BlockPlace, object]] = [{} for _ in range(size)]
+        # The values that this round of a rank has combined in each place.  A round combines them at
+        # once; `partial` and `off_tree` are where the first ones are that are no single
+        # contributions, or no part of the fixed tree: rank, round and block.
+        self._joined: dict[Strand, dict[BlockPlace, list[int]]] = {}
         self.partial: tuple[int, int, int] | None = None
+        self.off_tree: tuple[int, int, int] | None = None
         self.terms = Terms(size, contract.idempotent)
         self.values: list[dict[str, dict[int, int]]] = []
         for rank in range(size):
@@ -149,27 +151,29 @@ class SymbolicMemory:
         (own,) = self.read(strand, [place])
         left, right = (value, own) if peer < strand.rank else (own, value)
         self.reductions += 1
-        if self.partial is None:
-            here, now = self._combined[strand.rank], (strand.path, strand.number)
-            if not self.terms.single(value) or not (
-                here.get(place) == now or self.terms.single(own)
-            ):
-                self.partial = strand.rank, strand.number, place[1]
-            here[place] = now
         try:
             combined = self.terms.combine(left, right)
         except ValueError as error:
             raise strand.error(str(error), place[1]) from None
         self.write(strand, place, combined)
+        if self.partial is None or self.off_tree is None:
+            # The terms so far, and their combination.
+            self._joined.setdefault(strand, {}).setdefault(place, [own, own])[-1:] = value, combined
 
-    def parts(self, rank: int) -> None:
-        """Note a Copy: what a round combines behind it is not combined at once with what before."""
-        self._combined[rank].clear()
+    def close(self, strand: Strand) -> None:
+        """Judge what a strand has combined since its last round, or a Copy in this one."""
+        for place, values in self._joined.pop(strand, {}).items():
+            self.judge(strand, place[1], values[:-1], values[-1])
 
-    def folds(self, strand: Strand, block: int, values: Sequence[int]) -> None:
-        """Note that a Fold combines these values of a block."""
-        if self.partial is None and not all(map(self.terms.single, values)):
-            self.partial = strand.rank, strand.number, block
+    def judge(self, strand: Strand, block: int, terms: Sequence[int], result: int) -> None:
+        """Note whether values combined at once are single contributions, or make up the tree."""
+        if self.terms.idempotent or len(terms) < 2:
+            return
+        where = strand.rank, strand.number, block
+        if self.partial is None and not all(map(self.terms.single, terms)):
+            self.partial = where
+        if self.off_tree is None and not self.terms.joins(terms, result):
+            self.off_tree = where
 
     def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:
         """Check a value that is not of the same block, or any if blocks move to others' places."""

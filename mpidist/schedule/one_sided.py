@@ -166,11 +166,11 @@ class OneSided:
             if reads is not None:
                 reads.update(dict.fromkeys([(peer, step.source, a) for peer in others], index))
             memory.reductions += len(peers) - 1
-            memory.folds(strand, a, values)
             try:
                 value = memory.terms.fold(peers, values)
             except ValueError as error:
                 raise strand.error(str(error), a) from None
+            memory.judge(strand, a, values, value)
             writes.append((index, (rank, step.target, b), value, False))
 
     def _blocks(self, here: Blocks, to: Blocks | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

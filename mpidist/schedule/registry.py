@@ -69,6 +69,9 @@ class Algorithm(Registered):
     at_once : bool
         Whether all contributions to a result are combined in one round, or by one Fold, and none of
         them before, as correctly rounded sums need it.
+    tree : bool or callable
+        Whether contributions are combined as the fixed tree over the ranks, ``order="tree"``, or
+        ``f(size)`` that returns it; what combines at once can do so always.
     requires : callable or None
         ``f(size, known)`` returns why a size with these groups cannot be served, or None.
     equal_blocks : bool
@@ -94,6 +97,7 @@ class Algorithm(Registered):
     across: str = ""
     memory: Memory | None = None
     at_once: bool = False
+    tree: bool | Callable[[int], bool] = False
 
     @property
     def contract(self) -> Contract:
@@ -110,6 +114,10 @@ class Algorithm(Registered):
         if self.memory is not None and "groups" not in self.uses and groups and len(groups) > 1:
             return f"{len(groups)} nodes: expected one node, whose ranks share memory"
         return None if self.requires is None else self._ask(self.requires, size, groups)
+
+    def combines_as_tree(self, size: int) -> bool:
+        """Return whether contributions are combined as the fixed tree, or can be: all at once."""
+        return self.at_once or (self.tree(size) if callable(self.tree) else self.tree)
 
     def block_count(self, size: int, groups: Groups | None = None) -> int:
         """Return the number of blocks that the data are cut into, for a number of ranks."""
@@ -229,6 +237,7 @@ def algorithm(
     equal_blocks: bool = False,
     memory: str | None = None,
     at_once: bool = False,
+    tree: bool | Callable[[int], bool] = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule generator as an algorithm of `collective`.
 
@@ -255,6 +264,10 @@ def algorithm(
     at_once : bool
         Whether all contributions to a result are combined in one round, or by one Fold, and no
         partial results before (the prover checks it).
+    tree : bool or callable
+        Whether partial results are combined as the fixed tree that splits the ranks at the largest
+        power of two below their number, or ``f(size)`` that returns it (the prover checks
+        it).  What combines `at_once` need not declare it.
 
     Returns
     -------
@@ -285,6 +298,7 @@ def algorithm(
             across=levels[1],
             memory=reached,
             at_once=at_once,
+            tree=tree,
         )
         GENERATION[0] += 1
         return function

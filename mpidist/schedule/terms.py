@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..measure import plural
 
 
@@ -23,6 +25,7 @@ class Terms:
         self._low: list[int] = []  # the first and the last rank in it, read left to right
         self._high: list[int] = []
         self._sorted: list[bool] = []
+        self._trees: set[int] = set()  # the values that are subtrees of the fixed tree
 
     def leaves(self, rank: int, blocks: range) -> dict[int, int]:
         """Return the number of each of these blocks of the input of `rank`, by block.
@@ -112,6 +115,34 @@ class Terms:
         """Return whether a value is the contribution of one rank."""
         mask = self._mask[value]
         return mask & (mask - 1) == 0
+
+    def joins(self, terms: Sequence[int], result: int) -> bool:
+        """Return whether terms combined at once, into `result`, are combined as the fixed tree.
+
+        It splits each range of ranks at the largest power of two below its length.  Two terms may
+        be its subtrees; more must be the single contributions of one.
+        """
+        mask = 0
+        for term in terms:
+            mask |= self._mask[term]
+        first, stop = (mask & -mask).bit_length() - 1, mask.bit_length()
+        count = stop - first
+        span = 1 << (count - 1).bit_length()
+        # A subtree begins at a multiple of its span, and ends there or with the last rank.
+        if mask != (1 << stop) - (1 << first) or first % span:
+            return False
+        if count < span and stop < self.size:
+            return False
+        if all(map(self.single, terms)):
+            self._trees.add(result)
+            return True
+        lower = min(terms, key=self._mask.__getitem__)
+        halves = len(terms) == 2 and self._mask[lower] == (1 << span // 2) - 1 << first
+        parts = all(self.single(term) or term in self._trees for term in terms)
+        if halves and parts and self._sorted[result]:
+            self._trees.add(result)
+            return True
+        return False
 
     def in_order(self, value: int) -> bool:
         """Return whether a value combines contributions in rank order."""

@@ -11,7 +11,7 @@ from ..calls.call import Call
 from ..errors import UnknownName, Unsupported
 from ..measure import format_size
 from ..operations import ANY as ANY_GROUPING
-from ..operations import AT_ONCE
+from ..operations import AT_ONCE, TREE
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
 from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
@@ -387,7 +387,10 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
         return f"op {call.op.name!r} is not commutative and {name} combines out of rank order"
     if call.op is not None and call.op.grouping == AT_ONCE and not algorithm.at_once:
         name = algorithm.name
-        return f"op {call.op.name!r} needs all terms at once and {name} sends partial results"
+        return f"op {call.op.label} needs all terms at once and {name} sends partial results"
+    in_tree = algorithm.combines_as_tree(call.size)
+    if call.op is not None and call.op.grouping == TREE and not in_tree:
+        return f"op {call.op.label}: {algorithm.name} groups {call.size} ranks otherwise"
     if algorithm.equal_blocks and not call.even:
         return f"{algorithm.name} needs equal counts"
     blocks = algorithm.block_count(call.size, groups) if algorithm.equal_blocks else 1
@@ -418,7 +421,7 @@ def choose(
         return _for_device(candidates, algorithm)
     if algorithm != AUTO:
         return candidates.taken(algorithm, _ASKED)
-    commutes = call.op is None or call.op.commute
+    commutes = call.op is None or (call.op.commute and call.op.grouping == ANY_GROUPING)
     asked = config.asked(call.collective, candidates.nbytes, call.size, commutes)
     if asked is not None:
         return candidates.taken(asked, "the configuration asks for it")

@@ -131,6 +131,8 @@ _LANES = (
     Rule("hierarchical_leaders", _SLICES, nodes=_SEVERAL, native=True),
 )
 _NATIVE = (Rule(NATIVE),)
+# For exact sums and fixed trees, which few can serve; never before those above.
+_AT_ONCE = (Rule("direct"),)
 
 
 # Shared memory in the nodes and messages between them, on two nodes of two ranks each on 2 cores.
@@ -184,6 +186,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(NATIVE, below=32 << 20),
         Rule("ring", 32 << 20, native=True),
         *_without_native(("recursive_doubling", 0, 32 << 10), ("ring", 32 << 10, ANY)),
+        *_AT_ONCE,
     ),
     "reduce": (
         *_in_shared_memory(),
@@ -193,6 +196,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("hierarchical", _SLICES, 256 << 10, nodes=_SEVERAL, native=True),
         *_NATIVE,
         *_without_native(("binomial", 0, 256 << 10), ("reduce_scatter_gather", 256 << 10, ANY)),
+        *_AT_ONCE,
     ),
     "broadcast": (
         *_in_shared_memory(),
@@ -222,6 +226,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_LANES,
         *_NATIVE,
         *_without_native(("recursive_halving", 0, 64 << 10), ("ring", 64 << 10, ANY)),
+        *_AT_ONCE,
     ),
     "gather": (
         *_symmetric_from(32 << 10, crowded=128 << 10),

@@ -13,7 +13,19 @@ import numpy as np
 
 from ..backends.program import Action, store
 from ..calls.arrays import overlaps
-from ..operations import AT_ONCE, Op, accumulator, division, is_sum, narrow, widen
+from ..operations import (
+    AT_ONCE,
+    TREE,
+    Op,
+    accumulator,
+    divide_half,
+    divides_first,
+    division,
+    is_half,
+    is_sum,
+    narrow,
+    widen,
+)
 from .compiled import one_pass, stream
 from .exact import combine_exactly
 
@@ -41,6 +53,9 @@ def fold_in_order(
     """
     if op.grouping == AT_ONCE and len(inputs) > 1:
         return _exactly(inputs, targets, divisor, {} if scratch is None else scratch, streamed)
+    if op.grouping == TREE and len(inputs) > 1:
+        scratch = {} if scratch is None else scratch
+        return _as_tree(op, inputs, ranks, targets, divisor, scratch, streamed)
     if op.grouping == AT_ONCE:
         divisor = 0  # one term is its own mean: complex infinities are no quotients
     # Streaming stores bypass the cache: in compiled code for sums; other results are combined in
@@ -78,6 +93,31 @@ def _exactly(
         return [partial(combine_exactly, pieces, first, divisor)]
 
     return _by_piece(inputs, targets, combine, PIECE_BYTES, scratch, streamed and len(targets) > 1)
+
+
+def _as_tree(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    ranks: Sequence[int],
+    targets: Sequence[np.ndarray],
+    divisor: int,
+    scratch: dict[str, np.ndarray],
+    streamed: bool,
+) -> list[Action]:
+    """Return the actions that combine arrays as the fixed tree over their ranks.
+
+    Every partial result has the arrays' dtype, as those that are sent between ranks.
+    """
+    terms = [inputs[at] for at in sorted(range(len(inputs)), key=ranks.__getitem__)]
+    rounds_once = not is_half(targets[0].dtype) or (len(terms) == 2 and not divisor)
+    if is_sum(op) and len(terms) <= 3 and rounds_once:  # the tree is their order
+        for past_the_cache in dict.fromkeys((streamed, False)):
+            summed = one_pass(terms, targets, divisor, past_the_cache)
+            if summed is not None:
+                return [summed]
+    combine = partial(_combine_as_tree, op, divisor)
+    several = streamed and len(targets) > 1
+    return _by_piece(terms, targets, combine, PIECE_BYTES // 2, scratch, several)
 
 
 Combine = Callable[..., list[Action]]
@@ -142,6 +182,41 @@ def _combine_in_dtype(
     if not others and value is not first:
         actions.append(store(first, value))
     if divisor:
+        actions.append(division(first, divisor))
+    return actions
+
+
+def _combine_as_tree(
+    op: Op,
+    divisor: int,
+    pieces: list[np.ndarray],
+    first: np.ndarray,
+    scratch: dict[str, np.ndarray],
+) -> list[Action]:
+    """Return actions that combine pieces, in the order of ranks, as a tree, into `first`.
+
+    Partial results are in scratch arrays, two for each level: `first` may be an input.
+    """
+    actions: list[Action] = []
+    splits = divides_first(op, first.dtype) and divisor > 0
+
+    def of(start: int, stop: int, name: str) -> np.ndarray:
+        """Return an array with the combination of some pieces: scratch, or the one piece."""
+        if stop - start == 1 and not splits:
+            return pieces[start]
+        whole = stop - start == len(pieces)
+        into = first if whole else _scratch_array(scratch, name, first.size, first.dtype)
+        if stop - start == 1:
+            actions.append(partial(divide_half, pieces[start], divisor, into))
+            return into
+        middle = start + (1 << (stop - start - 1).bit_length() - 1)
+        level = (stop - start - 1).bit_length()
+        operands = of(start, middle, f"left {level}"), of(middle, stop, f"right {level}")
+        actions.append(partial(op.function if op.builtin else op.combine, *operands, out=into))
+        return into
+
+    of(0, len(pieces), "")
+    if divisor and not splits:
         actions.append(division(first, divisor))
     return actions
 

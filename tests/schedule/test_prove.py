@@ -18,7 +18,7 @@ from mpidist.schedule import (
     segmented,
 )
 from mpidist.schedule.registry import unregister
-from mpidist.schedule.rounds import steps_of
+from mpidist.schedule.rounds import Fold, Meet, steps_of
 
 
 def rejected(collective, schedule, size, match, where, **more):
@@ -375,6 +375,87 @@ def test_all_that_combines_at_once_says_so(size):
         whole = known.contract.averages and not known.contract.idempotent
         if whole and not known.local and known.unsupported(size) is None:
             assert prove(known.collective, known, size).at_once == known.at_once, known.label
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16, 29])
+def test_a_claim_to_combine_as_the_fixed_tree_is_right(size):
+    """Where others do they need not say so; at 5 ranks of 8 algorithms only what says so does."""
+    for known in algorithms(one_sided=True):
+        whole = known.contract.averages and not known.contract.idempotent
+        if whole and not known.local and known.unsupported(size) is None:
+            is_tree = prove(known.collective, known, size).tree
+            assert is_tree or not known.combines_as_tree(size), known.label
+            if known.tree or (size == 5 and known.name not in ("binomial", "direct")):
+                assert is_tree == known.combines_as_tree(size), known.label
+
+
+def test_a_false_claim_of_a_tree():
+    """(0 1) 2 is the tree of 3 ranks: not 0 (1 2), nor of 4 ranks ((0 1) 2) 3."""
+
+    def upper_first(rank, size):
+        if rank == 2:
+            yield Send(1)
+        elif rank == 1:
+            yield Reduce(2)
+            yield Send(0)
+        else:
+            yield Reduce(1)
+
+    def in_turn(rank, size):
+        if rank:
+            yield Send(0)
+        else:
+            for peer in range(1, size):
+                yield Reduce(peer)
+
+    assert prove("reduce", in_turn, 3).tree and not prove("reduce", upper_first, 3).tree
+    for schedule, size, where in ((upper_first, 3, (1, 1, 0)), (in_turn, 4, (0, 2, 0))):
+        algorithm("reduce", "claimed", tree=True)(schedule)
+        try:
+            rejected("reduce", schedule, size, "reduce claimed claims.*fixed tree", where)
+        finally:
+            unregister("reduce", "claimed")
+
+
+def test_partial_results_combined_in_one_round_are_no_tree():
+    """((0 1) (2 3) (4 5)): more than two partial results have no fixed order of combination."""
+
+    def in_pairs(rank, size):
+        if rank % 2:
+            yield Send(rank - 1)
+            return
+        yield Reduce(rank + 1)
+        yield Send(0) if rank else (Reduce(2), Reduce(4))
+
+    def four(rank, size):
+        if rank % 2:
+            yield Send(rank - 1)
+            return
+        yield Reduce(rank + 1)
+        yield Send(0) if rank else Reduce(2)
+
+    assert not prove("reduce", in_pairs, 6).tree and prove("reduce", four, 4).tree
+
+
+def test_a_fold_of_aligned_ranks_is_a_subtree():
+    """Of 8 ranks on two nodes: (0 … 3) and (4 … 7) by Folds, then by a message; not 3 and 5."""
+
+    def by_nodes(rank, size, *, groups):
+        (group,) = (g for g in groups if rank in g)
+        yield Meet(group)
+        if rank == group[0]:
+            yield Fold(group, blocks=0)
+            yield Send(0) if rank else Reduce(groups[1][0])
+        yield Meet(group)
+
+    every = tuple(range(8))
+    algorithm("reduce", "by_nodes", memory="published")(by_nodes)
+    try:
+        for at in (3, 4, 5):
+            proof = prove("reduce", "by_nodes", 8, groups=(every[:at], every[at:]))
+            assert proof.tree == (at == 4)
+    finally:
+        unregister("reduce", "by_nodes")
 
 
 def test_wrong_number_of_blocks():

@@ -7,6 +7,7 @@ import pytest
 
 from mpidist import CollectiveConfig, Op, run_simulated
 from mpidist.errors import Unsupported
+from mpidist.operations import find_op
 from mpidist.schedule.cost import Sharing
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
@@ -53,6 +54,18 @@ def test_terms_that_must_be_combined_at_once_are_served_by_what_says_so():
             chosen(None, call, name)
     with pytest.raises(Unsupported, match="ring.*'exact_sum'.*at once"):
         chosen(None, call, config=CollectiveConfig(local_allreduce="ring"))
+
+
+def test_a_fixed_tree_is_served_by_what_combines_so_for_the_number_of_ranks():
+    for size, able in ((4, True), (5, False), (6, True), (8, True)):
+        call = call_for(16, find_op("sum", order="tree"), size=size)
+        assert chosen(None, call).name == ("recursive_doubling" if able else "direct")
+        if not able:
+            message = "recursive_doubling.*'sum' in order='tree': .*groups 5 ranks.*direct"
+            with pytest.raises(Unsupported, match=message):
+                chosen(None, call, "recursive_doubling")
+        with pytest.raises(Unsupported, match="ring.*'sum' in order='tree'"):
+            chosen(None, call, "ring")
 
 
 def test_symmetric_memory_has_entries_of_its_own():
