@@ -98,7 +98,7 @@ enum divides { NEVER, FIRST, LAST };
             for (int source = 1; source < sum->sources; source++)                                  \
                 total += TERM(WIDEN(((const NUMBER *)sum->arrays[source])[at]));                   \
             total = QUOTIENT(total);                                                               \
-            if (sum->exact && total != total) /* never of a whole number */                        \
+            if (sum->grouping == EXACTLY && total != total) /* never of a whole number */                        \
                 total = (TOTAL)__builtin_nan("");                                                  \
             for (int target = 0; target < sum->targets; target++)                                  \
                 ((NUMBER *)sum->arrays[sum->sources + target])[at] = NARROW(total);                \
@@ -133,7 +133,7 @@ enum divides { NEVER, FIRST, LAST };
             bits result[AT_ONCE];                                                                  \
             for (int v = 0; v < AT_ONCE; v++) {                                                    \
                 total[v][0] = QUOTIENT(total[v][0]);                                               \
-                for (int part = 0; sum->exact && part < PARTS; part++)                             \
+                for (int part = 0; sum->grouping == EXACTLY && part < PARTS; part++)                             \
                     total[v][part] = ONE_NAN(total[v][part], TOTAL);                               \
                 result[v] = (bits)NARROW(total[v]);                                                \
             }                                                                                      \
@@ -175,6 +175,85 @@ SUM_OF(sum_int32, uint32_t, NEVER)
 SUM_OF(sum_int64, uint64_t, NEVER)
 SUM_OF(sum_float32, float, LAST)
 SUM_OF(sum_float64, double, LAST)
+
+/* The same, as a tree.  Sums of 1, 2, 4 … sources wait until another of as many is there, so those
+   that wait are the ones in the number of sources so far, which is a counter.  7 sources:
+
+       0+1      (0+1)+(2+3)      (0+1+2+3), 4+5      (0+1+2+3) + ((4+5)+6)             */
+#define DEPTH 32 /* more than the digits of the number of sources */
+#define TREE_OF(NAME, SUFFIX, ISA, NUMBER, VECTOR, STEP, COUNT, LOAD, STORE)                       \
+    __attribute__((target(ISA))) static void NAME##_##SUFFIX(const struct sum *sum, size_t begin,  \
+                                                             size_t end)                           \
+    {                                                                                              \
+        const NUMBER divisor = (NUMBER)sum->divisor;                                               \
+        for (size_t at = begin; at < end; at += STEP) {                                            \
+            VECTOR waiting[DEPTH][COUNT];                                                          \
+            int depth = 0;                                                                         \
+            for (int source = 0; source < sum->sources; source += 2) {                             \
+                VECTOR total[COUNT];                                                               \
+                for (int v = 0; v < COUNT; v++)                                                    \
+                    total[v] = LOAD(sum->arrays[source], v);                                       \
+                for (int v = 0; source + 1 < sum->sources && v < COUNT; v++)                       \
+                    total[v] += LOAD(sum->arrays[source + 1], v);                                  \
+                if (source + 1 < sum->sources)                                                     \
+                    for (int pairs = source >> 1; pairs & 1; pairs >>= 1) {                        \
+                        depth--;                                                                   \
+                        for (int v = 0; v < COUNT; v++)                                            \
+                            total[v] = waiting[depth][v] + total[v];                               \
+                    }                                                                              \
+                memcpy(waiting[depth++], total, sizeof total);                                     \
+            }                                                                                      \
+            for (; depth > 1; depth--)                                                             \
+                for (int v = 0; v < COUNT; v++)                                                    \
+                    waiting[depth - 2][v] += waiting[depth - 1][v];                                \
+            for (int v = 0; sum->divisor && v < COUNT; v++)                                        \
+                waiting[0][v] /= divisor;                                                          \
+            for (int target = 0; target < sum->targets; target++)                                  \
+                for (int v = 0; v < COUNT; v++)                                                    \
+                    STORE(sum->arrays[sum->sources + target], v, waiting[0][v]);                   \
+        }                                                                                          \
+    }
+#define TREE_BY_VECTOR(NAME, WIDTH, NUMBER)                                                        \
+    typedef NUMBER NAME##_vector_##WIDTH __attribute__((vector_size(WIDTH)));                      \
+    typedef NAME##_vector_##WIDTH NAME##_memory_##WIDTH __attribute__((aligned(1), may_alias));    \
+    TREE_OF(NAME, WIDTH, ISA_##WIDTH, NUMBER, NAME##_vector_##WIDTH,                               \
+            AT_ONCE *WIDTH / sizeof(NUMBER), AT_ONCE, LOADED_##WIDTH##_##NUMBER,                   \
+            STORED_##WIDTH##_##NUMBER)
+#define PLACE(ARRAY, V, NUMBER, WIDTH) ((char *)((NUMBER *)(ARRAY) + at) + (V) * WIDTH)
+#define LOADED_AS(ARRAY, V, NUMBER, WIDTH)                                                         \
+    (*(const tree_##NUMBER##_memory_##WIDTH *)PLACE(ARRAY, V, NUMBER, WIDTH))
+#define STORED_AS(ARRAY, V, X, NUMBER, WIDTH)                                                      \
+    do {                                                                                           \
+        if (sum->streamed)                                                                         \
+            STREAM_##WIDTH(PLACE(ARRAY, V, NUMBER, WIDTH), X);                                     \
+        else                                                                                       \
+            *(tree_##NUMBER##_memory_##WIDTH *)PLACE(ARRAY, V, NUMBER, WIDTH) = X;                 \
+    } while (0)
+#define LOADED_16_float(ARRAY, V) LOADED_AS(ARRAY, V, float, 16)
+#define LOADED_32_float(ARRAY, V) LOADED_AS(ARRAY, V, float, 32)
+#define LOADED_64_float(ARRAY, V) LOADED_AS(ARRAY, V, float, 64)
+#define LOADED_16_double(ARRAY, V) LOADED_AS(ARRAY, V, double, 16)
+#define LOADED_32_double(ARRAY, V) LOADED_AS(ARRAY, V, double, 32)
+#define LOADED_64_double(ARRAY, V) LOADED_AS(ARRAY, V, double, 64)
+#define STORED_16_float(ARRAY, V, X) STORED_AS(ARRAY, V, X, float, 16)
+#define STORED_32_float(ARRAY, V, X) STORED_AS(ARRAY, V, X, float, 32)
+#define STORED_64_float(ARRAY, V, X) STORED_AS(ARRAY, V, X, float, 64)
+#define STORED_16_double(ARRAY, V, X) STORED_AS(ARRAY, V, X, double, 16)
+#define STORED_32_double(ARRAY, V, X) STORED_AS(ARRAY, V, X, double, 32)
+#define STORED_64_double(ARRAY, V, X) STORED_AS(ARRAY, V, X, double, 64)
+#define ONE_FLOAT(ARRAY, V) ((const float *)(ARRAY))[at + (V)]
+#define ONE_DOUBLE(ARRAY, V) ((const double *)(ARRAY))[at + (V)]
+#define STORE_FLOAT(ARRAY, V, X) (((float *)(ARRAY))[at + (V)] = (X))
+#define STORE_DOUBLE(ARRAY, V, X) (((double *)(ARRAY))[at + (V)] = (X))
+
+TREE_OF(tree_float, 1, ISA_16, float, float, 1, 1, ONE_FLOAT, STORE_FLOAT)
+TREE_BY_VECTOR(tree_float, 16, float)
+TREE_BY_VECTOR(tree_float, 32, float)
+TREE_BY_VECTOR(tree_float, 64, float)
+TREE_OF(tree_double, 1, ISA_16, double, double, 1, 1, ONE_DOUBLE, STORE_DOUBLE)
+TREE_BY_VECTOR(tree_double, 16, double)
+TREE_BY_VECTOR(tree_double, 32, double)
+TREE_BY_VECTOR(tree_double, 64, double)
 
 /* float16, by the processor's conversions: 0 is to nearest, ties to even.  None for 16 bytes. */
 #define WIDENED_32(FROM, PART)                                                                     \
@@ -242,9 +321,14 @@ SUM_BY_VECTOR(sum_bfloat16, ISA_32, 32, uint16_t, float, 2, FROM_PAIR, TO_PAIR_3
 SUM_BY_VECTOR(sum_bfloat16, ISA_64, 64, uint16_t, float, 2, FROM_PAIR, TO_PAIR_64, FIRST)
 
 #define BY_WIDTH(NAME) {NAME##_1, NAME##_16, NAME##_32, NAME##_64}
+typedef void (*summing)(const struct sum *, size_t, size_t);
+static const summing trees[NUMBERS][4] = {
+    [FLOAT32] = BY_WIDTH(tree_float),
+    [FLOAT64] = BY_WIDTH(tree_double),
+};
 static const struct {
     size_t itemsize;
-    void (*by_width[4])(const struct sum *, size_t, size_t); /* one by one, then 16, 32, 64 bytes */
+    summing by_width[4]; /* one by one, then 16, 32, 64 bytes */
 } sums[NUMBERS] = {
     [INT8] = {1, BY_WIDTH(sum_int8)},
     [INT16] = {2, BY_WIDTH(sum_int16)},
@@ -324,12 +408,12 @@ void mpidist_copy(const struct copy *copy)
         copy_streaming(copy, copy->width);
 }
 
-/* Sum all sources and store the result in all targets, in one pass, in the order of the sources.
+/* Sum all sources and store the result in all targets, in one pass.
 
    0           begin                                end           count
    | one by one | whole blocks, by vector            | one by one |
    With streaming stores the blocks begin with a line of the targets, else with the arrays. */
-static void sum_in_order(const struct sum *sum)
+static void sum_by(const summing *functions, const struct sum *sum)
 {
     size_t itemsize = sums[sum->number].itemsize, begin = 0, end;
     int by_width = sum->width >= 64 ? 3 : sum->width >= 32 ? 2 : 1;
@@ -337,9 +421,9 @@ static void sum_in_order(const struct sum *sum)
     if (sum->streamed)
         begin = to_line(sum->arrays[sum->sources], sum->count * itemsize) / itemsize;
     end = begin + (sum->count - begin) * itemsize / BLOCK * (BLOCK / itemsize);
-    sums[sum->number].by_width[0](sum, 0, begin);
-    sums[sum->number].by_width[by_width](sum, begin, end);
-    sums[sum->number].by_width[0](sum, end, sum->count);
+    functions[0](sum, 0, begin);
+    functions[by_width](sum, begin, end);
+    functions[0](sum, end, sum->count);
     _mm_sfence();
 }
 
@@ -353,14 +437,14 @@ void mpidist_sum(const struct sum *sum)
 {
     unsigned mode;
 
-    if (!sum->exact) {
-        sum_in_order(sum);
+    if (sum->grouping != EXACTLY) {
+        sum_by(sum->grouping == AS_TREE ? trees[sum->number] : sums[sum->number].by_width, sum);
         return;
     }
     mode = _mm_getcsr();
     _mm_setcsr(IEEE);
     if (sum->sources == 2 && !sum->divisor && (sum->number != FLOAT16 || sum->width >= 32))
-        sum_in_order(sum);
+        sum_by(sums[sum->number].by_width, sum);
     else
         mpidist_exact(sum);
     _mm_setcsr(mode);

@@ -41,12 +41,15 @@ enum number { INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, NU
 /* A sum of arrays of `count` elements of type `number`, by vectors of `width` bytes (FLOAT16: 32 or
    64).  `arrays` has the addresses of the sources, then those of the targets.  A target is equal to
    a source or overlaps none.  With streaming stores (`streamed`), all targets begin at the same
-   offset in a cache line, a multiple of the element's size.  Floats have a `divisor`, or 0.  If
-   `exact`, results are those of exact.c: of floats, from two sources or more. */
+   offset in a cache line, a multiple of the element's size.  Floats have a `divisor`, or 0.
+   The sources are added in their order; or as a tree, of floats of four bytes and more, that splits
+   them at the largest power of two below their number; or exactly (exact.c), of floats, from two
+   sources or more. */
+enum grouping { IN_ORDER, AS_TREE, EXACTLY };
 struct sum {
     const uintptr_t *arrays;
     size_t count;
-    int sources, targets, number, divisor, streamed, width, exact;
+    int sources, targets, number, divisor, streamed, width, grouping;
 };
 
 /* Where the operations of a communicator are recorded: backends/flight.py has the layout.  `count` is

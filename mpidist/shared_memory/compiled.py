@@ -28,6 +28,7 @@ from ..measure import format_size, parse_size
 
 COPY, SUM, ARRIVE, MEET, CHECK, CALL = KINDS = range(6)  # the C type enum kind
 INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = NUMBERS = range(8)  # enum number
+IN_ORDER, AS_TREE, EXACTLY = range(3)  # enum grouping
 
 
 class Copy(ctypes.Structure):
@@ -51,7 +52,7 @@ class Sum(ctypes.Structure):
         ("arrays", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
         *((name, ctypes.c_int) for name in ("sources", "targets", "number")),
-        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width", "exact")),
+        *((name, ctypes.c_int) for name in ("divisor", "streamed", "width", "grouping")),
     )
 
 
@@ -145,9 +146,13 @@ _SUMMED = {
 
 
 @cache
-def _number(dtype: np.dtype, terms: int, divided: bool, width: int) -> int | None:
+def _number(dtype: np.dtype, terms: int, divided: bool, width: int, grouping: int) -> int | None:
     """Return the type of number as which arrays of a dtype are summed; None if in numpy only."""
     number = _SUMMED.get(dtype.name) if dtype.isnative else None
+    if grouping == EXACTLY:
+        return number
+    if grouping == AS_TREE and number not in (FLOAT32, FLOAT64):
+        return None
     if divided and dtype.kind in "iuc":  # numpy divides by a complex number, which rounds otherwise
         return None
     if number in (FLOAT16, BFLOAT16) and terms == 1 and not divided:
@@ -237,13 +242,14 @@ def one_pass(
     divisor: int = 0,
     streamed: bool = False,
     width: int | None = None,
-    exact: bool = False,
+    grouping: int = IN_ORDER,
 ) -> Action | None:
     """Return the action that sums arrays in one pass and stores the result in several targets.
 
     Contiguous arrays of one length and dtype are added in the order of `sources`; a target may be
     one of them.  `width` is the bytes of a vector, by default the widest that this processor has.
-    If `exact`, two or more floats or complex numbers are summed, and divided, with one rounding.
+    The `grouping` is that of a C sum: AS_TREE, for floats of four bytes and more and their complex
+    numbers; or EXACTLY, for two or more floats or complex numbers, with one rounding.
 
     It is None if there is no compiled function for these arrays.  There is one for integers and
     complex numbers (without a divisor), float16 (with vectors of 32 bytes and more), bfloat16,
@@ -253,7 +259,7 @@ def one_pass(
     """
     first, width = targets[0], width or vector_width()
     dtype = first.dtype
-    number = _SUMMED.get(dtype.name) if exact else _number(dtype, len(sources), divisor > 0, width)
+    number = _number(dtype, len(sources), divisor > 0, width, grouping)
     if not vector_width() or number is None:
         return None
     nbytes = first.nbytes
@@ -276,7 +282,7 @@ def one_pass(
         divisor=divisor,
         streamed=streamed,
         width=width,
-        exact=exact,
+        grouping=grouping,
     )
     return _bind("sum", arguments, addresses, *sources, *targets)
 

@@ -23,10 +23,11 @@ from ..operations import (
     division,
     is_half,
     is_sum,
+    kind_of,
     narrow,
     widen,
 )
-from .compiled import one_pass, stream
+from .compiled import AS_TREE, EXACTLY, IN_ORDER, one_pass, stream
 from .exact import combine_exactly
 
 PIECE_BYTES = 256 << 10  # 64 KiB took 1.2 to 1.4 times as long from 256 KiB to 16 MiB, 2 ranks
@@ -85,7 +86,7 @@ def _exactly(
 ) -> list[Action]:
     """Return the actions of a correctly rounded sum, or mean."""
     for past_the_cache in dict.fromkeys((streamed, False)):
-        summed = one_pass(inputs, targets, divisor, past_the_cache, exact=True)
+        summed = one_pass(inputs, targets, divisor, past_the_cache, grouping=EXACTLY)
         if summed is not None:
             return [summed]
 
@@ -109,10 +110,12 @@ def _as_tree(
     Every partial result has the arrays' dtype, as those that are sent between ranks.
     """
     terms = [inputs[at] for at in sorted(range(len(inputs)), key=ranks.__getitem__)]
-    rounds_once = not is_half(targets[0].dtype) or (len(terms) == 2 and not divisor)
-    if is_sum(op) and len(terms) <= 3 and rounds_once:  # the tree is their order
+    dtype, few = targets[0].dtype, len(terms) <= 3  # then the tree is their order
+    rounds_once = not is_half(dtype) or (len(terms) == 2 and not divisor)
+    if is_sum(op) and rounds_once:
+        grouping = IN_ORDER if few or kind_of(dtype) == "int" else AS_TREE
         for past_the_cache in dict.fromkeys((streamed, False)):
-            summed = one_pass(terms, targets, divisor, past_the_cache)
+            summed = one_pass(terms, targets, divisor, past_the_cache, grouping=grouping)
             if summed is not None:
                 return [summed]
     combine = partial(_combine_as_tree, op, divisor)

@@ -120,7 +120,7 @@ def check(dtype, count, seed):
         for width in WIDTHS:
             order = [arrays[k] for k in random.permutation(terms)]
             got = np.empty_like(got)
-            compiled.one_pass(order, [got], divisor, False, width, exact=True)()
+            compiled.one_pass(order, [got], divisor, False, width, grouping=compiled.EXACTLY)()
             found[width] = got.view(word).tolist()
         for by, bits in found.items():
             wrong = [k for k in range(50) if bits[k] != expected[k]]
@@ -160,7 +160,7 @@ def test_extreme_terms_have_the_results_of_ieee(dtype):
             results = [np.empty_like(arrays[0]) for _ in range(1 + len(WIDTHS))]
             combine_exactly(arrays, results[0])
             for width, out in zip(WIDTHS, results[1:]):
-                compiled.one_pass(arrays, [out], width=width, exact=True)()
+                compiled.one_pass(arrays, [out], width=width, grouping=compiled.EXACTLY)()
             wanted = np.full(9, expected, dtype).tobytes()  # one NaN only
             assert [out.tobytes() for out in results] == [wanted] * len(results), order
     mean = np.empty(3, dtype)
@@ -228,7 +228,7 @@ def test_flushing_subnormal_numbers_changes_no_bits(dtype):
         def compute(results, xs=xs, divisor=divisor):
             combine_exactly(xs, results[0], divisor)
             for width, out in zip(WIDTHS, results[1:]):
-                compiled.one_pass(xs, [out], divisor, False, width, exact=True)()
+                compiled.one_pass(xs, [out], divisor, False, width, grouping=compiled.EXACTLY)()
 
         compute(results)
         with subnormals_as_zero():

@@ -33,7 +33,7 @@ def test_sums_and_means_have_the_same_bits_compiled_and_in_numpy(dtype, places, 
         for streamed in (False, True):
             one_pass = folded(op, arrays, ranks, places, divisor, streamed)
             with monkeypatch.context() as patch:
-                patch.setattr(fold, "one_pass", lambda *arguments: None)
+                patch.setattr(fold, "one_pass", lambda *arguments, **how: None)
                 several = folded(op, arrays, ranks, places, divisor, streamed)
             expected = total(arrays, divisor).tobytes()
             assert [x.tobytes() for x in one_pass] == [expected] * len(one_pass)
@@ -47,3 +47,50 @@ def test_a_sum_is_one_action(dtype):
     (action,) = fold.fold_in_order(find_op("sum"), arrays, (0, 1, 2), arrays[:1], 0)
     action()
     assert (arrays[0] == np.asarray(3, dtype)).all()
+
+
+def of_tree(terms, function):
+    """The terms combined as the fixed tree: it splits at the largest power of two below."""
+    if len(terms) == 1:
+        return terms[0]
+    half = 1 << (len(terms) - 1).bit_length() - 1
+    return function(of_tree(terms[:half], function), of_tree(terms[half:], function))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 9, 13])
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_a_tree_has_the_bits_of_numpy_compiled_and_not(dtype, size, monkeypatch):
+    random = np.random.default_rng(size)
+    arrays = any_numbers(dtype, 70_001, size, random)
+    own = size // 2
+    ranks = (own, *range(own - 1, -1, -1), *range(own + 1, size))  # in the order of "direct"
+    inputs = [arrays[rank] for rank in ranks]
+    for op, places, streamed in (("sum", (0,), False), ("mean", (1,), True), ("max", (), False)):
+        if arrays[0].dtype.kind in {"mean": "iu", "max": "c"}.get(op, ""):
+            continue
+        divisor = size if op == "mean" else 0
+        with np.errstate(all="ignore"):
+            function = np.maximum if op == "max" else np.add
+            if divisor and arrays[0].dtype.itemsize == 2:
+                quotients = [(x / np.float32(size)).astype(dtype) for x in arrays]
+                expected = of_tree(quotients, np.add)
+            else:
+                expected = of_tree(arrays, function)
+                expected = expected / np.asarray(size, dtype) if divisor else expected
+        for is_compiled in (True, False):
+            with monkeypatch.context() as patch:
+                if not is_compiled:
+                    patch.setattr(fold, "one_pass", lambda *arguments, **how: None)
+                by = find_op(op, order="tree")
+                targets = folded(by, inputs, ranks, places, divisor, streamed)
+            assert [x.tobytes() for x in targets] == [expected.tobytes()] * len(targets)
+
+
+@pytest.mark.skipif(compiled.vector_width() < 32, reason="needs a C compiler for x86-64")
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "complex64"])
+def test_a_tree_is_one_action(dtype):
+    arrays = [np.ones(COUNT, dtype) for _ in range(5)]
+    op = find_op("sum", order="tree")
+    (action,) = fold.fold_in_order(op, arrays, (2, 1, 0, 3, 4), arrays[:1], 0)
+    action()
+    assert (arrays[0] == np.asarray(5, dtype)).all()
