@@ -35,10 +35,11 @@ class SymbolicMemory:
         self.stored: dict[tuple[int, str, int], tuple[int, int]] = {}  # by other ranks: who, round
         self.contract, self.size, self.root, self.count = contract, size, root, count
         self.reductions = 0
-        # The values that this round of a rank has combined in each place.  A round combines them at
-        # once; `partial` and `off_tree` are where the first ones are that are no single
-        # contributions, or no part of the fixed tree: rank, round and block.
+        # The values that this round of a rank has combined in each place, and their combination: a
+        # round combines them at once.  `partial` and `off_tree` are where the first ones are that
+        # are no single contributions, or no part of the fixed tree: rank, round and block.
         self._joined: dict[Strand, dict[BlockPlace, list[int]]] = {}
+        self._judged: set[int] = set()  # results of Folds
         self.partial: tuple[int, int, int] | None = None
         self.off_tree: tuple[int, int, int] | None = None
         self.terms = Terms(size, contract.idempotent)
@@ -157,13 +158,25 @@ class SymbolicMemory:
             raise strand.error(str(error), place[1]) from None
         self.write(strand, place, combined)
         if self.partial is None or self.off_tree is None:
-            # The terms so far, and their combination.
-            self._joined.setdefault(strand, {}).setdefault(place, [own, own])[-1:] = value, combined
+            places = self._joined.setdefault(strand, {})
+            terms = places.get(place)
+            if terms is None:
+                places[place] = [own, value, combined]
+            else:
+                terms[-1] = value
+                terms.append(combined)
 
     def close(self, strand: Strand) -> None:
         """Judge what a strand has combined since its last round, or a Copy in this one."""
-        for place, values in self._joined.pop(strand, {}).items():
-            self.judge(strand, place[1], values[:-1], values[-1])
+        if self._joined:
+            for (_, block), (*terms, result) in self._joined.pop(strand, {}).items():
+                self.judge(strand, block, terms, result)
+
+    def judge_fold(self, strand: Strand, block: int, terms: Sequence[int], result: int) -> None:
+        """Judge what a Fold combines: ranks that fold the same have the same number for it."""
+        if result not in self._judged:
+            self._judged.add(result)
+            self.judge(strand, block, terms, result)
 
     def judge(self, strand: Strand, block: int, terms: Sequence[int], result: int) -> None:
         """Note whether values combined at once are single contributions, or make up the tree."""
