@@ -111,7 +111,7 @@ def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
-    """Return the arguments `requires` and `blocks` of ``@algorithm`` for an algorithm on all lanes.
+    """Return the arguments `requires`, `blocks` and `tree` of ``@algorithm`` for one on all lanes.
 
     `inside` are the collectives used inside the nodes, and `between` those along the lanes.
     """
@@ -131,7 +131,7 @@ def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:
         lanes = len(groups[0]) if sliced else 1
         return lanes * made["blocks"](size, groups=groups, local=local, across=across)
 
-    return {"requires": requires, "blocks": blocks}
+    return made | {"requires": requires, "blocks": blocks}
 
 
 def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
@@ -162,4 +162,15 @@ def leading(collective: str, inside: Names, between: Names) -> dict[str, Any]:
             pieces = lcm(pieces, part.block_count(ranks) // shares)
         return pieces * size if per_rank else pieces
 
-    return {"requires": requires, "blocks": blocks}
+    def tree(size: int, *, groups: Groups, local: str, across: str) -> bool:
+        # Nodes of a power of two of ranks, which follow each other, are subtrees.
+        each = len(groups[0])
+        subtrees = len(groups) == 1 or (
+            not each & (each - 1)
+            and [*chain(*groups)] == [*range(size)]
+            and {len(group) for group in groups[:-1]} == {each} >= {max(each, len(groups[-1]))}
+        )
+        combining = [(a, n) for a, n in parts(groups, local, across) if a.contract.reduces]
+        return subtrees and all(a.combines_as_tree(n) for a, n in combining)
+
+    return {"requires": requires, "blocks": blocks, "tree": tree}

@@ -38,7 +38,7 @@ class SymbolicMemory:
         # The values that this round of a rank has combined in each place, and their combination: a
         # round combines them at once.  `partial` and `off_tree` are where the first ones are that
         # are no single contributions, or no part of the fixed tree: rank, round and block.
-        self._joined: dict[Strand, dict[BlockPlace, list[int]]] = {}
+        self._joined: dict[Strand, dict[BlockPlace, tuple[dict[int, int], list[int]]]] = {}
         self._judged: set[int] = set()  # results of Folds
         self.partial: tuple[int, int, int] | None = None
         self.off_tree: tuple[int, int, int] | None = None
@@ -159,33 +159,36 @@ class SymbolicMemory:
         self.write(strand, place, combined)
         if self.partial is None or self.off_tree is None:
             places = self._joined.setdefault(strand, {})
-            terms = places.get(place)
-            if terms is None:
-                places[place] = [own, value, combined]
+            if place not in places:
+                places[place] = {strand.rank: own, peer: value}, [combined]
             else:
-                terms[-1] = value
-                terms.append(combined)
+                terms, results = places[place]
+                terms[peer], results[0] = value, combined
 
     def close(self, strand: Strand) -> None:
         """Judge what a strand has combined since its last round, or a Copy in this one."""
         if self._joined:
-            for (_, block), (*terms, result) in self._joined.pop(strand, {}).items():
+            for (_, block), (terms, (result,)) in self._joined.pop(strand, {}).items():
                 self.judge(strand, block, terms, result)
 
-    def judge_fold(self, strand: Strand, block: int, terms: Sequence[int], result: int) -> None:
+    def judge_fold(self, strand: Strand, block: int, terms: dict[int, int], result: int) -> None:
         """Judge what a Fold combines: ranks that fold the same have the same number for it."""
         if result not in self._judged:
             self._judged.add(result)
             self.judge(strand, block, terms, result)
 
-    def judge(self, strand: Strand, block: int, terms: Sequence[int], result: int) -> None:
-        """Note whether values combined at once are single contributions, or make up the tree."""
+    def judge(self, strand: Strand, block: int, terms: dict[int, int], result: int) -> None:
+        """Note whether values combined at once are single contributions, or make up the tree.
+
+        `terms` are the values by the ranks that bring them, in whose order they are combined.
+        """
         if self.terms.idempotent or len(terms) < 2:
             return
         where = strand.rank, strand.number, block
-        if self.partial is None and not all(map(self.terms.single, terms)):
+        values = [terms[rank] for rank in sorted(terms)]
+        if self.partial is None and not all(map(self.terms.single, values)):
             self.partial = where
-        if self.off_tree is None and not self.terms.joins(terms, result):
+        if self.off_tree is None and not self.terms.joins(values, result):
             self.off_tree = where
 
     def _check_length(self, strand: Strand, owner: int, place: BlockPlace, value: int) -> None:

@@ -170,7 +170,7 @@ class OneSided:
                 value = memory.terms.fold(peers, values)
             except ValueError as error:
                 raise strand.error(str(error), a) from None
-            memory.judge_fold(strand, a, values, value)
+            memory.judge_fold(strand, a, dict(zip(peers, values)), value)
             writes.append((index, (rank, step.target, b), value, False))
 
     def _blocks(self, here: Blocks, to: Blocks | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

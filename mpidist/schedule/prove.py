@@ -91,7 +91,7 @@ def prove(
         rank, number, block = machine.memory.partial
         message = f"{known.label} claims to combine all contributions at once, but combines some"
         raise ScheduleError(f"{message} of them before", rank=rank, round=number, block=block)
-    if known.combines_as_tree(size) and machine.memory.off_tree is not None:
+    if known.combines_as_tree(size, groups) and machine.memory.off_tree is not None:
         rank, number, block = machine.memory.off_tree
         message = f"{known.label} claims to combine as the fixed tree, but does not"
         raise ScheduleError(message, rank=rank, round=number, block=block)

@@ -71,7 +71,7 @@ class Algorithm(Registered):
         them before, as correctly rounded sums need it.
     tree : bool or callable
         Whether contributions are combined as the fixed tree over the ranks, ``order="tree"``, or
-        ``f(size)`` that returns it; what combines at once can do so always.
+        ``f(size, known)`` that returns it; what combines at once can do so always.
     requires : callable or None
         ``f(size, known)`` returns why a size with these groups cannot be served, or None.
     equal_blocks : bool
@@ -97,7 +97,7 @@ class Algorithm(Registered):
     across: str = ""
     memory: Memory | None = None
     at_once: bool = False
-    tree: bool | Callable[[int], bool] = False
+    tree: bool | Callable[..., bool] = False
 
     @property
     def contract(self) -> Contract:
@@ -115,9 +115,11 @@ class Algorithm(Registered):
             return f"{len(groups)} nodes: expected one node, whose ranks share memory"
         return None if self.requires is None else self._ask(self.requires, size, groups)
 
-    def combines_as_tree(self, size: int) -> bool:
+    def combines_as_tree(self, size: int, groups: Groups | None = None) -> bool:
         """Return whether contributions are combined as the fixed tree, or can be: all at once."""
-        return self.at_once or (self.tree(size) if callable(self.tree) else self.tree)
+        if callable(self.tree):
+            return self.at_once or self._ask(self.tree, size, groups)
+        return self.at_once or self.tree
 
     def block_count(self, size: int, groups: Groups | None = None) -> int:
         """Return the number of blocks that the data are cut into, for a number of ranks."""
@@ -128,7 +130,7 @@ class Algorithm(Registered):
         return self._ask(self.blocks, size, groups)
 
     def _ask(self, function: Callable[..., Any], size: int, groups: Groups | None) -> Any:
-        """Return what `function`, either `requires` or `blocks`, returns for a size and groups."""
+        """Return what `requires`, `blocks` or `tree` returns for a size and groups."""
         known = {"groups": _groups(groups, size), "local": self.local, "across": self.across}
         return function(size, known)
 
@@ -237,7 +239,7 @@ def algorithm(
     equal_blocks: bool = False,
     memory: str | None = None,
     at_once: bool = False,
-    tree: bool | Callable[[int], bool] = False,
+    tree: bool | Callable[..., bool] = False,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule generator as an algorithm of `collective`.
 
@@ -266,8 +268,8 @@ def algorithm(
         partial results before (the prover checks it).
     tree : bool or callable
         Whether partial results are combined as the fixed tree that splits the ranks at the largest
-        power of two below their number, or ``f(size)`` that returns it (the prover checks
-        it).  What combines `at_once` need not declare it.
+        power of two below their number, or a function, with parameters as for `blocks`, that
+        returns it (the prover checks it).  What combines `at_once` need not declare it.
 
     Returns
     -------
@@ -285,6 +287,7 @@ def algorithm(
         levels = [str(named[k].default) if k in named else "" for k in ("local", "across")]
         count = _asking(blocks) if callable(blocks) else blocks
         needs = None if requires is None else _asking(requires)
+        in_tree = _asking(tree) if callable(tree) else tree
         _registry[collective, name] = Algorithm(
             collective,
             name,
@@ -298,7 +301,7 @@ def algorithm(
             across=levels[1],
             memory=reached,
             at_once=at_once,
-            tree=tree,
+            tree=in_tree,
         )
         GENERATION[0] += 1
         return function

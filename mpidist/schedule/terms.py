@@ -119,30 +119,23 @@ class Terms:
     def joins(self, terms: Sequence[int], result: int) -> bool:
         """Return whether terms combined at once, into `result`, are combined as the fixed tree.
 
-        It splits each range of ranks at the largest power of two below its length.  Two terms may
-        be its subtrees; more must be the single contributions of one.
+        It splits each range of ranks at the largest power of two below its length.  The terms, by
+        the ranks that bring them, must be subtrees of one length; the last may be shorter.
         """
-        mask = 0
-        for term in terms:
-            mask |= self._mask[term]
-        first, stop = (mask & -mask).bit_length() - 1, mask.bit_length()
-        count = stop - first
+        masks = [self._mask[term] for term in terms]
+        first, stop = (masks[0] & -masks[0]).bit_length() - 1, masks[-1].bit_length()
+        each, count = masks[0].bit_length() - first, stop - first
         span = 1 << (count - 1).bit_length()
         # A subtree begins at a multiple of its span, and ends there or with the last rank.
-        if mask != (1 << stop) - (1 << first) or first % span:
+        if first % span or (count < span and stop < self.size) or each & (each - 1):
             return False
-        if count < span and stop < self.size:
+        starts = range(first, stop, each)
+        if masks != [(1 << min(at + each, stop)) - (1 << at) for at in starts]:
             return False
-        if all(map(self.single, terms)):
-            self._trees.add(result)
-            return True
-        lower = min(terms, key=self._mask.__getitem__)
-        halves = len(terms) == 2 and self._mask[lower] == (1 << span // 2) - 1 << first
-        parts = all(self.single(term) or term in self._trees for term in terms)
-        if halves and parts and self._sorted[result]:
-            self._trees.add(result)
-            return True
-        return False
+        if each > 1 and not all(self.single(term) or term in self._trees for term in terms):
+            return False
+        self._trees.add(result)
+        return True
 
     def in_order(self, value: int) -> bool:
         """Return whether a value combines contributions in rank order."""

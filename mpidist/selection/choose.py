@@ -388,7 +388,7 @@ def why_not(choice: Choice, call: Call, groups: Groups) -> str | None:
     if call.op is not None and call.op.grouping == AT_ONCE and not algorithm.at_once:
         name = algorithm.name
         return f"op {call.op.label} needs all terms at once and {name} sends partial results"
-    in_tree = algorithm.combines_as_tree(call.size)
+    in_tree = algorithm.combines_as_tree(call.size, groups)
     if call.op is not None and call.op.grouping == TREE and not in_tree:
         return f"op {call.op.label}: {algorithm.name} groups {call.size} ranks otherwise"
     if algorithm.equal_blocks and not call.even:

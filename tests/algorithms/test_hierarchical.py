@@ -1,11 +1,13 @@
 """Two-level algorithms over every way to put a few ranks on nodes."""
 
+import itertools
 from math import ceil, log2
 
+import numpy as np
 import pytest
 
-import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.errors import InvalidArgument, UnknownName, Unsupported
+from mpidist import run_simulated
+from mpidist.errors import InvalidArgument, MpidistError, UnknownName, Unsupported
 from mpidist.schedule import algorithms, find, prove
 from mpidist.schedule.cost import cost
 from mpidist.schedule.sweep import sweep
@@ -167,3 +169,59 @@ def test_lanes_carry_no_more_than_leaders():
 def test_other_parts_are_swept():
     (row,) = sweep(range(1, 5), ["allreduce"], ["hierarchical_leaders/tree:2/rabenseifner"])
     assert row.name == "hierarchical_leaders/tree:2/rabenseifner" and row.proved and row.proofs > 9
+
+
+ALIGNED = [((0, 1), (2, 3)), ((0, 1), (2, 3), (4, 5)), ((0, 1, 2, 3), (4, 5, 6))]
+UNALIGNED = [((0, 2), (1, 3)), ((0, 1, 2), (3, 4, 5)), ((0,), (1, 2))]
+LEVELS = [
+    f"{way}/{local}/{across}"
+    for way in ("hierarchical", "hierarchical_leaders")
+    for local in ("direct", "in_place", "in_place_fetched", "slots", "ring")
+    for across in ("direct", "recursive_doubling", "ring")
+]
+
+
+@pytest.mark.parametrize("groups", [*ALIGNED, *UNALIGNED], ids=str)
+def test_aligned_nodes_of_a_power_of_two_keep_the_fixed_tree(groups):
+    """Whoever says that he combines as the tree does so, and on other nodes nobody says it."""
+    size, said = sum(map(len, groups)), set()
+    for collective, levels in itertools.product(("allreduce", "reduce", "reduce_scatter"), LEVELS):
+        local, across = levels.split("/")[1:]
+        try:
+            choice = find(collective, levels)
+            if choice.algorithm.unsupported(size, groups) is not None:
+                continue
+        except MpidistError:  # there is no such algorithm of the part
+            continue
+        is_tree = prove(collective, choice, size, groups=groups).tree
+        if choice.algorithm.combines_as_tree(size, groups):
+            said.add(levels)
+            assert is_tree and "ring" not in levels, levels
+        assert not is_tree or groups in ALIGNED
+    assert bool(said) == (groups in ALIGNED)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("groups", ALIGNED, ids=str)
+def test_a_fixed_tree_has_the_same_bits_on_nodes_as_on_one(groups, dtype, op):
+    size = sum(map(len, groups))
+    nodes = [next(n for n, group in enumerate(groups) if rank in group) for rank in range(size)]
+    equal = len({len(group) for group in groups}) == 1
+    names = ["auto", "direct", *["hierarchical/direct/direct"] * equal]
+    refused = "hierarchical_leaders/linear/direct"  # linear is no tree on a node
+
+    def call(comm, names=(*names, refused)):
+        x = np.random.default_rng(comm.rank).standard_normal(1001).astype(dtype)
+        found = {}
+        for name in names:
+            try:
+                found[name] = comm.allreduce(x, op, order="tree", algorithm=name).tobytes()
+            except Unsupported as error:
+                found[name] = str(error)
+        return found
+
+    alone = run_simulated(size, lambda comm: call(comm, ["direct"]))
+    (expected,) = {found["direct"] for found in alone}
+    for found in run_simulated(size, call, nodes=nodes):
+        assert f"{refused} groups" in found.pop(refused) and set(found.values()) == {expected}

@@ -417,24 +417,19 @@ def test_a_false_claim_of_a_tree():
             unregister("reduce", "claimed")
 
 
-def test_partial_results_combined_in_one_round_are_no_tree():
-    """((0 1) (2 3) (4 5)): more than two partial results have no fixed order of combination."""
+def test_partial_results_of_one_length_combined_in_one_round_are_subtrees():
+    """((0 1) (2 3)) (4 5) of three pairs, which are combined as a tree; not of 2, 1 and 2 ranks."""
 
-    def in_pairs(rank, size):
-        if rank % 2:
-            yield Send(rank - 1)
+    def in_pairs(rank, size, first=(0, 2, 4)):
+        if rank not in first:
+            yield Send(max(one for one in first if one < rank))
             return
-        yield Reduce(rank + 1)
-        yield Send(0) if rank else (Reduce(2), Reduce(4))
+        if rank + 1 < size and rank + 1 not in first:
+            yield Reduce(rank + 1)
+        yield Send(0) if rank else tuple(map(Reduce, first[1:]))
 
-    def four(rank, size):
-        if rank % 2:
-            yield Send(rank - 1)
-            return
-        yield Reduce(rank + 1)
-        yield Send(0) if rank else Reduce(2)
-
-    assert not prove("reduce", in_pairs, 6).tree and prove("reduce", four, 4).tree
+    assert prove("reduce", in_pairs, 6).tree and prove("reduce", in_pairs, 5).tree
+    assert not prove("reduce", lambda rank, size: in_pairs(rank, size, (0, 2, 3)), 5).tree
 
 
 def test_a_fold_of_aligned_ranks_is_a_subtree():
