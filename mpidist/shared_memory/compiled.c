@@ -98,7 +98,7 @@ enum divides { NEVER, FIRST, LAST };
             for (int source = 1; source < sum->sources; source++)                                  \
                 total += TERM(WIDEN(((const NUMBER *)sum->arrays[source])[at]));                   \
             total = QUOTIENT(total);                                                               \
-            if (sum->grouping == EXACTLY && total != total) /* never of a whole number */                        \
+            if (sum->grouping == EXACTLY && total != total) /* never of a whole number */          \
                 total = (TOTAL)__builtin_nan("");                                                  \
             for (int target = 0; target < sum->targets; target++)                                  \
                 ((NUMBER *)sum->arrays[sum->sources + target])[at] = NARROW(total);                \
@@ -133,7 +133,7 @@ enum divides { NEVER, FIRST, LAST };
             bits result[AT_ONCE];                                                                  \
             for (int v = 0; v < AT_ONCE; v++) {                                                    \
                 total[v][0] = QUOTIENT(total[v][0]);                                               \
-                for (int part = 0; sum->grouping == EXACTLY && part < PARTS; part++)                             \
+                for (int part = 0; sum->grouping == EXACTLY && part < PARTS; part++)               \
                     total[v][part] = ONE_NAN(total[v][part], TOTAL);                               \
                 result[v] = (bits)NARROW(total[v]);                                                \
             }                                                                                      \
@@ -291,7 +291,7 @@ SUM_BY_VECTOR(sum_float16, ISA_64, 64, uint16_t, float, 2, WIDENED_64, NARROWED_
     ((vector)((PART) ? IN_REGISTER(FROM) & UPPER : IN_REGISTER(FROM) << 16))
 #define PAIR(EVEN, ODD) (ROUNDED(EVEN) >> 16 | (ROUNDED(ODD) & UPPER))
 #define TO_PAIR(TOTAL, ANY_NAN)                                                                    \
-    (__builtin_expect(ANY_NAN, 0) ? PAIR(CANONICAL(TOTAL[0]), CANONICAL(TOTAL[1]))                                    \
+    (__builtin_expect(ANY_NAN, 0) ? PAIR(CANONICAL(TOTAL[0]), CANONICAL(TOTAL[1]))                 \
                : PAIR((bits)TOTAL[0], (bits)TOTAL[1]))
 #define TO_PAIR_16(TOTAL) TO_PAIR(TOTAL, _mm_movemask_ps(_mm_cmpunord_ps(TOTAL[0], TOTAL[1])))
 #define TO_PAIR_32(TOTAL)                                                                          \

@@ -244,7 +244,7 @@ static int spread(const struct sum *sum)
             }                                                                                      \
             for (int source = 1; source < sum->sources; source++)                                  \
                 for (int row = 0; row < ROWS; row++) {                                             \
-                    ROW(P, BITS, (const char *)sum->arrays[source] + (at + row * lanes) * ITEMSIZE) \
+                    ROW(P, BITS, (const char *)sum->arrays[source] + (at + row * lanes) * ITEMSIZE)\
                     total[row][0] = P##_add_pd(total[row][0], low);                                \
                     total[row][1] = P##_add_pd(total[row][1], high);                               \
                     bits = P##_and_si##BITS(bits, size);                                           \
@@ -261,7 +261,7 @@ static int spread(const struct sum *sum)
                     total[row][part] = scales ? P##_mul_pd(total[row][part], inverse)              \
                                               : P##_div_pd(total[row][part], divisor);             \
                 P##_type result = FLOATS(P, BITS, total[row][0], total[row][1]);                   \
-                if (sum->number == BFLOAT16 && divides) { /* a subnormal float was rounded twice */ \
+                if (sum->number == BFLOAT16 && divides) { /* a subnormal float was rounded twice */\
                     bits = P##_and_si##BITS(P##_castps_si##BITS(result), size);                    \
                     bad |= GREATER_##BITS(least, bits) & GREATER_##BITS(bits, P##_setzero_si##BITS()); \
                 }                                                                                  \

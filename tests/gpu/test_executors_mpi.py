@@ -265,6 +265,8 @@ def test_every_dtype(make, dtype):
     device, numbers = find_device(), np.arange(40) * (sub.rank + 1) % 3 + 1
     x = (numbers % 2 == 0 if dtype.kind == "b" else numbers).astype(dtype)
     for name, op in OPS.items():
+        if not op.builtin:
+            continue  # for the host only
         if kind_of(dtype) in op.kinds:
             got = sub.allreduce(device.array(x), name, algorithm="linear")
             assert got.dtype == dtype
