@@ -1,8 +1,8 @@
 /* Correctly rounded sums and means of several arrays, in one pass: each result is the exact sum of
    all terms (divided by their number), rounded once, to nearest, ties to even.
 
-   Floats of two and four bytes are added as doubles, which is exact while the exponents of the terms
-   are close enough; doubles by Knuth's TwoSum, whose errors then have an exact sum.  Where they are
+   Floats of two and four bytes are added as doubles (sums of bfloat16 as floats, where these hold
+   them), which is exact while the exponents of the terms are close enough; doubles by Knuth's TwoSum, whose errors then have an exact sum.  Where they are
    not, and for infinities and NaN, the terms of the element are added as whole numbers.  So neither
    the order of the terms nor overflow on the way matters.
 
@@ -120,15 +120,14 @@ static uint64_t exact_one(const struct sum *sum, size_t at)
 
 static int log2_up(int count) { return count > 1 ? 32 - __builtin_clz(count - 1) : 0; }
 
-/* Return the largest difference of exponents with which a sum in doubles is exact. */
+/* Return the largest difference of exponents with which a sum in doubles is exact.  Of float16 it is
+   not asked for: its numbers are multiples of 2^-24 below 2^16, which is 40 digits. */
 static int spread(const struct sum *sum)
 {
     int terms = log2_up(sum->sources), digits = formats[sum->number].digits;
 
     if (sum->number == FLOAT64) /* the errors have an exact sum */
         return 54 - 2 * terms;
-    if (sum->number == FLOAT16 && 40 + terms <= 53) /* all are multiples of 2^-24 below 2^16 */
-        return 64;
     return 53 - digits - terms;
 }
 
@@ -215,9 +214,11 @@ static int spread(const struct sum *sum)
 
 /* Elements `begin` to `end`, whole rows: those of four bytes or two.
 
-   The exponents are compared by the bits of floats.  A zero has none: 1 less than its bits is the
+   If it `compares`, exponents are, by the bits of floats; else sums are exact in any case, and only
+   infinities and NaN are added one by one.  A zero has none: 1 less than its bits is the
    largest number, so it is never the smallest term; subnormal numbers have exponent 1. */
-#define EXACT_FLOATS(NAME, ISA, P, BITS, ITEMSIZE, ROW_TYPE, ROW, FLOATS, NARROW, STORE, STREAM, LOAD) \
+#define EXACT_FLOATS(NAME, compares, ISA, P, BITS, ITEMSIZE, ROW_TYPE, ROW, FLOATS, NARROW, STORE, \
+                     STREAM, LOAD)                                                                 \
     __attribute__((target(ISA))) static void NAME##_##BITS(const struct sum *sum, size_t begin,    \
                                                            size_t end)                             \
     {                                                                                              \
@@ -239,28 +240,39 @@ static int spread(const struct sum *sum)
             for (int row = 0; row < ROWS; row++) {                                                 \
                 ROW(P, BITS, (const char *)sum->arrays[0] + (at + row * lanes) * ITEMSIZE)         \
                 total[row][0] = low, total[row][1] = high;                                         \
-                largest[row] = P##_and_si##BITS(bits, size);                                       \
-                smallest[row] = P##_sub_epi32(largest[row], one);                                  \
+                if (compares) {                                                                    \
+                    largest[row] = P##_and_si##BITS(bits, size);                                   \
+                    smallest[row] = P##_sub_epi32(largest[row], one);                              \
+                }                                                                                  \
             }                                                                                      \
             for (int source = 1; source < sum->sources; source++)                                  \
                 for (int row = 0; row < ROWS; row++) {                                             \
                     ROW(P, BITS, (const char *)sum->arrays[source] + (at + row * lanes) * ITEMSIZE)\
                     total[row][0] = P##_add_pd(total[row][0], low);                                \
                     total[row][1] = P##_add_pd(total[row][1], high);                               \
+                    if (!compares)                                                                 \
+                        continue;                                                                  \
                     bits = P##_and_si##BITS(bits, size);                                           \
                     largest[row] = P##_max_epu32(largest[row], bits);                              \
                     smallest[row] = P##_min_epu32(smallest[row], P##_sub_epi32(bits, one));        \
                 }                                                                                  \
             for (int row = 0; row < ROWS; row++) {                                                 \
-                P##i_type first = P##_and_si##BITS(largest[row], exponent);                        \
-                P##i_type last = P##_and_si##BITS(P##_add_epi32(smallest[row], one), exponent);    \
-                last = P##_max_epu32(last, least);                                                 \
-                unsigned bad = GREATER_##BITS(P##_sub_epi32(first, last), limit);                  \
-                bad |= GREATER_##BITS(largest[row], finite);                                       \
+                unsigned bad = 0;                                                                  \
+                if (compares) {                                                                    \
+                    P##i_type first = P##_and_si##BITS(largest[row], exponent);                    \
+                    P##i_type last = P##_and_si##BITS(P##_add_epi32(smallest[row], one), exponent);\
+                    last = P##_max_epu32(last, least);                                             \
+                    bad = GREATER_##BITS(P##_sub_epi32(first, last), limit);                       \
+                    bad |= GREATER_##BITS(largest[row], finite);                                   \
+                }                                                                                  \
                 for (int part = 0; divides && part < 2; part++)                                    \
                     total[row][part] = scales ? P##_mul_pd(total[row][part], inverse)              \
                                               : P##_div_pd(total[row][part], divisor);             \
                 P##_type result = FLOATS(P, BITS, total[row][0], total[row][1]);                   \
+                if (!compares) {                                                                   \
+                    bits = P##_and_si##BITS(P##_castps_si##BITS(result), size);                    \
+                    bad = GREATER_##BITS(bits, finite);                                            \
+                }                                                                                  \
                 if (sum->number == BFLOAT16 && divides) { /* a subnormal float was rounded twice */\
                     bits = P##_and_si##BITS(P##_castps_si##BITS(result), size);                    \
                     bad |= GREATER_##BITS(least, bits) & GREATER_##BITS(bits, P##_setzero_si##BITS()); \
@@ -287,18 +299,81 @@ typedef __m512d _mm512d_type;
 typedef __m512i _mm512i_type;
 #define _mm512_set1_epi64x _mm512_set1_epi64
 
-EXACT_FLOATS(float32, ISA_256, _mm256, 256, 4, __m256, FLOAT_ROW, FLOATS_OF, AS_IT_IS, STORE_256,
+EXACT_FLOATS(float32, 1, ISA_256, _mm256, 256, 4, __m256, FLOAT_ROW, FLOATS_OF, AS_IT_IS, STORE_256,
              STREAM_256, LOAD_256)
-EXACT_FLOATS(float32, ISA_512, _mm512, 512, 4, __m512, FLOAT_ROW, FLOATS_OF, AS_IT_IS, STORE_512,
+EXACT_FLOATS(float32, 1, ISA_512, _mm512, 512, 4, __m512, FLOAT_ROW, FLOATS_OF, AS_IT_IS, STORE_512,
              STREAM_512, LOAD_512)
-EXACT_FLOATS(float16, ISA_256, _mm256, 256, 2, __m128i, FLOAT16_ROW, ODD_FLOATS, TO_FLOAT16,
+EXACT_FLOATS(float16, 0, ISA_256, _mm256, 256, 2, __m128i, FLOAT16_ROW, ODD_FLOATS, TO_FLOAT16,
              STORE_HALF_256, STREAM_HALF_256, HALF_256)
-EXACT_FLOATS(float16, ISA_512, _mm512, 512, 2, __m256i, FLOAT16_ROW, ODD_FLOATS, TO_FLOAT16,
+EXACT_FLOATS(float16, 0, ISA_512, _mm512, 512, 2, __m256i, FLOAT16_ROW, ODD_FLOATS, TO_FLOAT16,
              STORE_HALF_512, STREAM_HALF_512, HALF_512)
-EXACT_FLOATS(bfloat16, ISA_256, _mm256, 256, 2, __m128i, BFLOAT16_ROW, ODD_FLOATS, TO_BFLOAT16,
+EXACT_FLOATS(bfloat16, 1, ISA_256, _mm256, 256, 2, __m128i, BFLOAT16_ROW, ODD_FLOATS, TO_BFLOAT16,
              STORE_HALF_256, STREAM_HALF_256, HALF_256)
-EXACT_FLOATS(bfloat16, ISA_512, _mm512, 512, 2, __m256i, BFLOAT16_ROW, ODD_FLOATS, TO_BFLOAT16,
+EXACT_FLOATS(bfloat16, 1, ISA_512, _mm512, 512, 2, __m256i, BFLOAT16_ROW, ODD_FLOATS, TO_BFLOAT16,
              STORE_HALF_512, STREAM_HALF_512, HALF_512)
+
+/* Sums of bfloat16 as floats, where these hold them: a row of which they do not is one of doubles.
+
+   A vector has the elements at even places, as the upper halves of floats, and those at odd places.
+   The exponents are compared in 16 bits, as above in 32. */
+#define ANY_GREATER_256(A, B) _mm256_movemask_epi8(_mm256_cmpgt_epi16(A, B))
+#define ANY_GREATER_512(A, B) _mm512_cmpgt_epi16_mask(A, B)
+#define STORE_WHOLE_256(TO, ROW) _mm256_storeu_si256((void *)(TO), ROW)
+#define STORE_WHOLE_512(TO, ROW) _mm512_storeu_si512((void *)(TO), ROW)
+#define STREAM_WHOLE_256(TO, ROW) _mm256_stream_si256((void *)(TO), ROW)
+#define STREAM_WHOLE_512(TO, ROW) _mm512_stream_si512((void *)(TO), ROW)
+#define EVEN(P, BITS, ROW) P##_castsi##BITS##_ps(P##_slli_epi32(ROW, 16))
+#define ODD_ONES(P, BITS, ROW) P##_castsi##BITS##_ps(P##_and_si##BITS(ROW, upper))
+#define EXACT_BFLOAT16(ISA, P, BITS)                                                               \
+    __attribute__((target(ISA))) static void bfloat16_sum_##BITS(const struct sum *sum,            \
+                                                                 size_t begin, size_t end)         \
+    {                                                                                              \
+        const int lanes = BITS / 16, terms = log2_up(sum->sources);                                \
+        const P##i_type upper = P##_set1_epi32((int)0xffff0000), size = P##_set1_epi16(0x7fff);    \
+        const P##i_type one = P##_set1_epi16(1), exponent = P##_set1_epi16(0x7f80);                \
+        const P##i_type least = P##_set1_epi16(0x0080);                                            \
+        const P##i_type limit = P##_set1_epi16((short)((16 - terms) * 128));                       \
+        const P##i_type highest = P##_set1_epi16((short)((255 - terms) * 128 - 1));                \
+        if (terms > 16) {                                                                          \
+            bfloat16_##BITS(sum, begin, end);                                                      \
+            return;                                                                                \
+        }                                                                                          \
+        for (size_t at = begin; at < end; at += lanes) {                                           \
+            P##i_type row = P##_loadu_si##BITS((const void *)((const short *)sum->arrays[0] + at));\
+            P##_type even = EVEN(P, BITS, row), odd = ODD_ONES(P, BITS, row);                      \
+            P##i_type largest = P##_and_si##BITS(row, size);                                       \
+            P##i_type smallest = P##_sub_epi16(largest, one);                                      \
+            for (int source = 1; source < sum->sources; source++) {                                \
+                row = P##_loadu_si##BITS((const void *)((const short *)sum->arrays[source] + at)); \
+                even = P##_add_ps(even, EVEN(P, BITS, row));                                       \
+                odd = P##_add_ps(odd, ODD_ONES(P, BITS, row));                                     \
+                row = P##_and_si##BITS(row, size);                                                 \
+                largest = P##_max_epu16(largest, row);                                             \
+                smallest = P##_min_epu16(smallest, P##_sub_epi16(row, one));                       \
+            }                                                                                      \
+            P##i_type first = P##_and_si##BITS(largest, exponent);                                 \
+            P##i_type last = P##_and_si##BITS(P##_add_epi16(smallest, one), exponent);             \
+            last = P##_max_epu16(last, least);                                                     \
+            if (ANY_GREATER_##BITS(P##_sub_epi16(first, last), limit) ||                           \
+                ANY_GREATER_##BITS(largest, highest)) { /* no sum of smaller ones overflows */     \
+                bfloat16_##BITS(sum, at, at + lanes);                                              \
+                continue;                                                                          \
+            }                                                                                      \
+            row = P##_or_si##BITS(                                                                 \
+                ROUNDED(P, BITS, P##_castps_si##BITS(even)),                                       \
+                P##_slli_epi32(ROUNDED(P, BITS, P##_castps_si##BITS(odd)), 16));                   \
+            for (int target = 0; target < sum->targets; target++) {                                \
+                short *to = (short *)sum->arrays[sum->sources + target] + at;                      \
+                if (sum->streamed)                                                                 \
+                    STREAM_WHOLE_##BITS(to, row);                                                  \
+                else                                                                               \
+                    STORE_WHOLE_##BITS(to, row);                                                   \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+EXACT_BFLOAT16(ISA_256, _mm256, 256)
+EXACT_BFLOAT16(ISA_512, _mm512, 512)
 
 /* Doubles.  A quotient is q + c, c of the remainder: it is right if a little more and a little less
    than c round to the same number. */
@@ -445,7 +520,9 @@ static void short_part(const struct sum *sum, size_t begin, size_t end, int wide
 void mpidist_exact(const struct sum *sum)
 {
     const size_t itemsize = formats[sum->number].itemsize;
-    const int wide = sum->width >= 64 ? 1 : sum->width >= 32 && __builtin_cpu_supports("fma") ? 0 : -1;
+    const int fits = sum->number != FLOAT16 || 40 + log2_up(sum->sources) <= 53;
+    const int two = sum->width >= 32 && __builtin_cpu_supports("fma");
+    const int wide = !fits ? -1 : sum->width >= 64 ? 1 : two ? 0 : -1;
     const size_t lanes = (itemsize < 8 ? 8 : 4) << (wide > 0), block = ROWS * lanes;
     size_t begin = 0, end;
 
@@ -460,7 +537,9 @@ void mpidist_exact(const struct sum *sum)
     end = begin + (sum->count - begin) / block * block;
     for (size_t at = 0; at < begin; at += block)
         short_part(sum, at, at + block < begin ? at + block : begin, wide, block);
-    if (begin < end)
+    if (sum->number == BFLOAT16 && !sum->divisor)
+        (wide ? bfloat16_sum_512 : bfloat16_sum_256)(sum, begin, end);
+    else
         by_width[sum->number][wide](sum, begin, end);
     short_part(sum, end, sum->count, wide, block);
     _mm_sfence();
