@@ -2,9 +2,10 @@
    all terms (divided by their number), rounded once, to nearest, ties to even.
 
    Floats of two and four bytes are added as doubles (sums of bfloat16 as floats, where these hold
-   them), which is exact while the exponents of the terms are close enough; doubles by Knuth's TwoSum, whose errors then have an exact sum.  Where they are
-   not, and for infinities and NaN, the terms of the element are added as whole numbers.  So neither
-   the order of the terms nor overflow on the way matters.
+   them), which is exact while the exponents of the terms are close enough; doubles by Knuth's
+   TwoSum, whose errors then have an exact sum.  Where they are not, and for infinities and NaN, the
+   terms of the element are added as whole numbers.  So neither the order of the terms nor overflow
+   on the way matters.
 
    Source: Knuth, The Art of Computer Programming 2, 4.2.2, theorem B; Boldo and Melquiond, "Emulation
    of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE TC 57 (2008). */
@@ -312,7 +313,7 @@ EXACT_FLOATS(bfloat16, 1, ISA_256, _mm256, 256, 2, __m128i, BFLOAT16_ROW, ODD_FL
 EXACT_FLOATS(bfloat16, 1, ISA_512, _mm512, 512, 2, __m256i, BFLOAT16_ROW, ODD_FLOATS, TO_BFLOAT16,
              STORE_HALF_512, STREAM_HALF_512, HALF_512)
 
-/* Sums of bfloat16 as floats, where these hold them: a row of which they do not is one of doubles.
+/* Sums of bfloat16 as floats; a row that these do not hold is added as doubles.
 
    A vector has the elements at even places, as the upper halves of floats, and those at odd places.
    The exponents are compared in 16 bits, as above in 32. */
