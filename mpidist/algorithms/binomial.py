@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from ..schedule.ranks import span
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Blocks, Recv, Reduce, Round, Send
 from .relabel import powers, turned
@@ -91,7 +92,7 @@ def gather_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
         1 -[1]-> 0    3 -[3]-> 2 -[2,3]-> 0    4 -[4]-> 0
     """
-    return turned(rank, size, root, partial(_up, arrive=Recv, part=range), blocks=True)
+    return turned(rank, size, root, partial(_up, arrive=Recv, part=span), blocks=True)
 
 
 @algorithm("scatter", "binomial")
@@ -105,4 +106,4 @@ def scatter_binomial(rank: int, size: int, *, root: int) -> Iterator[Round]:
 
         0 -[4]-> 4    0 -[2,3]-> 2 -[3]-> 3    0 -[1]-> 1
     """
-    return turned(rank, size, root, partial(_down, part=range), blocks=True)
+    return turned(rank, size, root, partial(_down, part=span), blocks=True)

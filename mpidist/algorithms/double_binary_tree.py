@@ -69,13 +69,22 @@ def _both(
     last node: the rank `root`.  In the second tree the other ranks are mirrored (`size` odd) or
     shifted by one (`size` even), so that inner ranks of one tree are leaves of the other.
     """
-    others = [(root + 1 + i) % size for i in range(size - 1)]
-    mirrored = others[::-1] if len(others) % 2 == 0 else others[1:] + others[:1]
-    strands = []
-    for block, order in enumerate((others, mirrored)):
-        group = (*order, root)
-        strands.append(on(group, half(group.index(rank), size, block)))
-    yield parallel(*strands)
+    node, inner = (rank - root - 1) % size, size - 1  # of the first tree
+
+    def first(node: int) -> int:
+        return (root + 1 + node) % size
+
+    def mirrored(node: int) -> int:
+        return (root - 1 - node) % size
+
+    def shifted(node: int) -> int:
+        return first(node if node == inner else (node + 1) % inner)
+
+    if size % 2:
+        second, other = mirrored, (root - 1 - rank) % size
+    else:
+        second, other = shifted, (node if node == inner else (node - 1) % inner)
+    yield parallel(on(first, half(node, size, 0)), on(second, half(other, size, 1)))
 
 
 def _reduce_and_broadcast(node: int, size: int, block: int) -> Iterator[Round]:

@@ -14,18 +14,31 @@ from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 
 @dataclass(frozen=True)
 class Folding:
-    """The folding of all ranks onto a power of two, and the role of this rank in it.
+    """The folding of `size` ranks onto a power of two, seen by `rank`.
 
     The base is the power of two of ranks that run the schedule.  Each other rank, an extra, gives
-    its data to its proxy, a rank of the base that acts for both.
+    its data to its proxy, a rank of the base that acts for both.  The proxy of a pair is its upper
+    rank, or the lower one if that is `keep`: a reduce's root must not be an extra.
     """
 
     rank: int
-    players: tuple[int, ...]  # the base: players[i] acts as rank i of a power of two
-    pairs: int  # number of extras, whose proxies are the first players
-    index: int | None  # of this rank in `players`; None for an extra
-    proxy: int | None  # of this rank, if it is an extra
-    extra: int | None  # of this rank, if it is a proxy
+    size: int
+    keep: int = -1
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs, and so of extras."""
+        return self.size - base(self.size)
+
+    def player(self, index: int) -> int:
+        """Return the rank that acts as rank `index` of the power of two."""
+        if index >= self.pairs:
+            return index + self.pairs
+        return 2 * index + (2 * index != self.keep)
+
+    def index(self, rank: int) -> int:
+        """Return the index of a player, or of the proxy of an extra."""
+        return rank // 2 if rank < 2 * self.pairs else rank - self.pairs
 
     def through(
         self,
@@ -41,40 +54,26 @@ class Folding:
         ``takes(extra)`` back.  ``blocks(block)`` are those of the whole schedule for which a block
         of ``core(rank, size)`` stands, by default the one of the same number.
         """
-        if self.index is None:
-            assert self.proxy is not None
-            yield Send(self.proxy, brings(self.rank))
+        other = self.rank ^ 1  # in its pair, if it is in one
+        index = self.index(self.rank)
+        if self.rank != self.player(index):
+            yield Send(other, brings(self.rank))
             if takes is not None:
-                yield Recv(self.proxy, takes(self.rank))
+                yield Recv(other, takes(self.rank))
             return
-        if self.extra is not None:
-            yield arrive(self.extra, brings(self.extra))
-        yield from on(self.players, core(self.index, len(self.players)), blocks)
-        if self.extra is not None and takes is not None:
-            yield Send(self.extra, takes(self.extra))
+        if index < self.pairs:
+            yield arrive(other, brings(other))
+        yield from on(self.player, core(index, base(self.size)), blocks)
+        if index < self.pairs and takes is not None:
+            yield Send(other, takes(other))
 
     def covered(self, index: int) -> tuple[int, ...]:
         """Return the ranks that player `index` acts for: itself, and its extra if it has one."""
         if index >= self.pairs:
-            return (self.players[index],)
+            return (self.player(index),)
         return (2 * index, 2 * index + 1)
 
 
 def base(size: int) -> int:
     """Return the largest power of two that is not above `size`."""
     return 1 << (size.bit_length() - 1)
-
-
-def folding(rank: int, size: int, keep: int = -1) -> Folding:
-    """Return the folding of `size` ranks, seen by `rank`.
-
-    The proxy of a pair is its upper rank, or the lower one if that is `keep`: a reduce's root must
-    not be an extra.
-    """
-    pairs = size - base(size)
-    players = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(pairs)]
-    players += range(2 * pairs, size)
-    if rank not in players:
-        return Folding(rank, tuple(players), pairs, None, rank ^ 1, None)
-    extra = rank ^ 1 if rank < 2 * pairs else None
-    return Folding(rank, tuple(players), pairs, players.index(rank), None, extra)

@@ -6,10 +6,11 @@ its data to a *proxy*, which acts for both.
 
 from collections.abc import Callable, Iterator
 
+from ..schedule.ranks import choose, span
 from ..schedule.registry import algorithm
-from ..schedule.rounds import Recv, Reduce, Round, Send
+from ..schedule.rounds import Blocks, Recv, Reduce, Round, Send
 from .binomial import gather_binomial, scatter_binomial
-from .folding import base, folding
+from .folding import Folding, base
 from .relabel import powers, sparing
 from .ring import allgather_ring
 
@@ -23,18 +24,21 @@ def _exchange(rank: int, size: int) -> Iterator[Round]:
         yield Send(rank ^ distance), Reduce(rank ^ distance)
 
 
-def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, range, range]]:
+def _halves(rank: int, size: int, nearest_first: bool) -> list[tuple[int, Blocks, Blocks]]:
     """Return (partner, blocks kept, blocks sent) for each round of recursive halving.
 
     Partners are at distance 1, 2, 4, … if `nearest_first`, else in the reverse order.
     """
-    kept, rounds = range(size), []
+    first, half = 0, size
+    rounds: list[tuple[int, Blocks, Blocks]] = []
     distances = powers(size) if nearest_first else powers(size)[::-1]
     for distance in distances:
-        half = len(kept) // 2
-        lower, upper = kept[:half], kept[half:]
-        kept, given = (upper, lower) if rank & distance else (lower, upper)
-        rounds.append((rank ^ distance, kept, given))
+        half //= 2
+        lower, upper = first, first + half
+        kept = choose(rank & distance, upper, lower)
+        given = choose(rank & distance, lower, upper)
+        rounds.append((rank ^ distance, span(kept, kept + half), span(given, given + half)))
+        first = kept
     return rounds
 
 
@@ -89,7 +93,7 @@ def allreduce_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
                    3 <-> 4    2 <-> 4
     """
     everything = _all(1)
-    return folding(rank, size).through(_exchange, Reduce, everything, everything)
+    return Folding(rank, size).through(_exchange, Reduce, everything, everything)
 
 
 @algorithm("allreduce", "rabenseifner", blocks=base, ordered=True, tree=_keeps_tree)
@@ -106,7 +110,7 @@ def allreduce_rabenseifner(rank: int, size: int) -> Iterator[Round]:
                       3 <-1/2-> 4    2 <-1/4-> 4
     """
     everything = _all(base(size))
-    return folding(rank, size).through(_halve_and_back, Reduce, everything, everything)
+    return Folding(rank, size).through(_halve_and_back, Reduce, everything, everything)
 
 
 @algorithm("reduce_scatter", "recursive_halving")
@@ -122,7 +126,7 @@ def reduce_scatter_recursive_halving(rank: int, size: int) -> Iterator[Round]:
         0 -all-> 1    1 <-> 3    1 <-> 2    1 -[0]-> 0
                       2 <-> 4    3 <-> 4
     """
-    folded = folding(rank, size)
+    folded = Folding(rank, size)
     return folded.through(_halve, Reduce, _all(size), lambda extra: extra, folded.covered)
 
 
@@ -139,7 +143,7 @@ def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
         0 --> 1    1 <-> 2    1 <-> 3    1 --> 0
                    3 <-> 4    2 <-> 4
     """
-    folded = folding(rank, size)
+    folded = Folding(rank, size)
 
     def others(extra: int) -> tuple[int, ...]:
         return tuple(other for other in range(size) if other != extra)
@@ -159,8 +163,8 @@ def reduce_reduce_scatter_gather(rank: int, size: int, *, root: int) -> Iterator
         1 -all-> 0    0 <-> 3    0 <-> 2    2 --> 0    3 --> 0
                       2 <-> 4    3 <-> 4    4 --> 3
     """
-    folded = folding(rank, size, keep=root)
-    top = folded.players.index(root)
+    folded = Folding(rank, size, keep=root)
+    top = folded.index(root)
 
     def halve_and_gather(index: int, count: int) -> Iterator[Round]:
         yield from _halve(index, count)

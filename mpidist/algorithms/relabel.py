@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from ..schedule.ranks import choose
 from ..schedule.rounds import Fold, Parallel, Recv, Round, Schedule, Send, on, steps_of
 
 
@@ -14,9 +15,11 @@ def turned(
     """
     if root == 0:
         return iter(schedule(rank, size))
-    order = (*range(root, size), *range(root))
-    part = schedule((rank - root) % size, size)
-    return on(order, part, order.__getitem__ if blocks else None)
+
+    def place(index: int) -> int:
+        return (index + root) % size
+
+    return on(place, schedule((rank - root) % size, size), place if blocks else None)
 
 
 def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
@@ -38,12 +41,12 @@ def outward(rank: int, size: int) -> list[int]:
 
     This keeps operands in rank order: each new one joins the partial result at an end.
     """
-    return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
+    return [choose(i <= rank, rank - i, i) for i in range(1, size)]
 
 
 def onward(rank: int, size: int) -> list[int]:
     """Return the other ranks from the right neighbour on: each rank begins with another one."""
-    return [*range(rank + 1, size), *range(rank)]
+    return [(rank + i) % size for i in range(1, size)]
 
 
 def powers(size: int) -> list[int]:

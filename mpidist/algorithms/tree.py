@@ -36,8 +36,8 @@ def parent_rank(rank: int, arity: int) -> int | None:
 
 def child_ranks(rank: int, size: int, arity: int) -> list[int]:
     """Return the children of a rank, in ascending order."""
-    first = rank * arity + 1
-    return list(range(min(first, size), min(first + arity, size)))
+    children = [rank * arity + 1 + i for i in range(arity)]
+    return [child for child in children if child < size]
 
 
 def _reduce(rank: int, size: int, arity: int) -> Iterator[Round]:

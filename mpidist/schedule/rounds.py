@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from .ranks import Ranks
+
 Blocks = int | range | tuple[int, ...]
 Buffer = str
 BUFFERS = ("in", "out", "tmp")
@@ -174,7 +176,7 @@ def blocks(n: int, p: int) -> list[slice]:
 
 def block_tuple(spec: Blocks) -> tuple[int, ...]:
     """Return the block numbers of `spec`, in the order in which a message has them."""
-    return (spec,) if isinstance(spec, int) else tuple(spec)
+    return (spec,) if isinstance(spec, (int, Ranks)) else tuple(spec)
 
 
 def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
@@ -205,17 +207,17 @@ def parallel(*schedules: Schedule, window: int | None = None) -> Parallel:
 
 
 def on(
-    group: Sequence[int],
+    group: Sequence[int] | Callable[[int], int],
     schedule: Schedule,
     blocks: Callable[[int], Blocks] | None = None,
     buffers: Mapping[Buffer, Buffer] | None = None,
 ) -> Iterator[Round]:
-    """Yield a schedule that was written for ranks ``0 … len(group) - 1``, for those in `group`.
+    """Yield a schedule that was written for ranks ``0 … p - 1``, for those in `group`.
 
     Parameters
     ----------
-    group : sequence of int
-        ``group[i]`` is the rank that takes the place of rank `i` of `schedule`.
+    group : sequence of int, or callable
+        ``group[i]``, or ``group(i)``, is the rank that takes the place of rank `i` of `schedule`.
     schedule : iterable of rounds
         This rank's rounds, with ranks numbered within the group.
     blocks : callable, optional
@@ -230,25 +232,26 @@ def on(
     Round
         The same rounds with ranks, blocks and buffers of the enclosing schedule.
     """
+    ranks = group if callable(group) else group.__getitem__
     for item in schedule:
         if isinstance(item, Parallel):
-            strands = tuple(on(group, s, blocks, buffers) for s in item.strands)
+            strands = tuple(on(ranks, s, blocks, buffers) for s in item.strands)
             yield Parallel(strands, item.window)
         elif buffers is not None:
-            placed = (_rename(_place(s, group, blocks), buffers) for s in steps_of(item))
+            placed = (_rename(_place(s, ranks, blocks), buffers) for s in steps_of(item))
             yield tuple([step for step in placed if step is not None])
         elif isinstance(item, tuple):
-            yield tuple([_place(step, group, blocks) for step in item])
+            yield tuple([_place(step, ranks, blocks) for step in item])
         else:
-            yield _place(item, group, blocks)
+            yield _place(item, ranks, blocks)
 
 
-def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None) -> Step:
+def _place(step: Step, ranks: Callable[[int], int], to: Callable[[int], Blocks] | None) -> Step:
     if isinstance(step, (Send, Recv, Reduce)):
         blocks = step.blocks
         if to is not None:
-            blocks = to(blocks) if isinstance(blocks, int) else _refine(blocks, to)
-        return type(step)(group[step.peer], blocks, step.buffer)
+            blocks = to(blocks) if isinstance(blocks, (int, Ranks)) else _refine(blocks, to)
+        return type(step)(ranks(step.peer), blocks, step.buffer)
     if isinstance(step, Copy):
         if to is None:
             return step
@@ -259,14 +262,14 @@ def _place(step: Step, group: Sequence[int], to: Callable[[int], Blocks] | None)
             step.target,
         )
     if isinstance(step, Meet):
-        awaits = None if step.awaits is None else tuple([group[r] for r in step.awaits])
-        return Meet(tuple([group[r] for r in step.group]), awaits)
+        awaits = None if step.awaits is None else tuple(map(ranks, step.awaits))
+        return Meet(tuple(map(ranks, step.group)), awaits)
     blocks = step.blocks if to is None else _refine(step.blocks, to)
     target = step.to if step.to is None or to is None else _refine(step.to, to)
     if isinstance(step, Fold):
-        peers = tuple([group[r] for r in step.peers])
+        peers = tuple(map(ranks, step.peers))
         return Fold(peers, blocks, step.source, step.target, target, step.own)
-    return type(step)(group[step.peer], blocks, step.source, step.target, target)
+    return type(step)(ranks(step.peer), blocks, step.source, step.target, target)
 
 
 _BUFFER_FIELDS = ("buffer", "source", "target", "own")
@@ -285,7 +288,7 @@ def _rename(step: Step, buffers: Mapping[Buffer, Buffer]) -> Step | None:
 
 
 def _refine(spec: Blocks, to: Callable[[int], Blocks]) -> Blocks:
-    if isinstance(spec, int):
+    if isinstance(spec, (int, Ranks)):
         return to(spec)
     return tuple(fine for coarse in spec for fine in block_tuple(to(coarse)))
 

@@ -12,15 +12,20 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from ..errors import InvalidArgument, MpidistError, UnknownName
 from ..measure import counted
+from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
+from .wave import proofs
 
+_SEATS = 4096  # ranks of all proofs that are done at once, by which the memory is limited
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
+_FEW = 40  # ranks of all proofs below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
@@ -72,7 +77,7 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
         parts = [range(root, root + 1) for root in (0, size // 2, size - 1)]
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
-    step = max(1, 1024 // (size * len(arities)))
+    step = max(1, _SEATS // size)
     for roots in parts:
         for start in range(0, len(roots), step):
             part = roots[start : start + step]
@@ -157,30 +162,30 @@ def _prove_all(task: ProofTask) -> Result:
     every = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
     served = [groups for groups in every if algorithm.unsupported(task.size, groups) is None]
     cuts = _PIECES if "pieces" in algorithm.uses and task.size <= _EVERY_PAIR else (1,)
-    proofs = messages = 0
-    fault = None
-    for root, groups in _pairs(task, served):
+    proved: list[Proof] = []
+    faults: list[tuple[int, str]] = []  # root and text
+    for groups, roots in _roots(task, served):
         for arity, pieces in product(task.arities, cuts):
-            try:
-                proof = prove(
-                    task.collective,
-                    algorithm,
-                    task.size,
-                    root,
-                    arity=arity,
-                    groups=groups,
-                    segments=pieces,
-                )
-            except Exception as error:
-                fault = fault or _describe(algorithm, task.size, root, arity, groups, pieces, error)
+            several = None
+            if task.size * len(roots) >= _FEW and "groups" not in algorithm.uses:
+                several = proofs(algorithm, task.size, roots, arity, groups, pieces)
+            if several is not None:
+                proved += several
                 continue
-            proofs += 1
-            messages += proof.messages
-    return Result(task, proofs, messages, time.perf_counter() - begin, fault)
+            for root in roots:
+                given: dict[str, Any] = {"arity": arity, "groups": groups, "segments": pieces}
+                try:
+                    proved.append(prove(task.collective, algorithm, task.size, root, **given))
+                except Exception as error:
+                    text = _describe(algorithm, task.size, root, arity, groups, pieces, error)
+                    faults.append((root, text))
+    messages = sum(proof.messages for proof in proved)
+    fault = min(faults, key=lambda item: item[0])[1] if faults else None
+    return Result(task, len(proved), messages, time.perf_counter() - begin, fault)
 
 
-def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]]:
-    """Yield the pairs (root, grouping of ranks) of a task to prove.
+def _roots(task: ProofTask, served: list[Groups]) -> Iterator[tuple[Groups, list[int]]]:
+    """Yield each grouping of ranks of a task with the roots for which it is proved.
 
     `served` has the groupings that the algorithm serves.  With more than 16 ranks, the first,
     middle and last root are proved with all groupings, the other roots with one: nodes of two ranks
@@ -188,9 +193,11 @@ def _pairs(task: ProofTask, served: list[Groups]) -> Iterator[tuple[int, Groups]
     """
     ends = (0, task.size // 2, task.size - 1)
     small = [groups for groups in served if len(groups[0]) == 2] or served[-1:]
-    for root in task.roots:
-        every = task.size <= _EVERY_PAIR or root in ends
-        yield from ((root, groups) for groups in (served if every else small[:1]))
+    for groups in served:
+        every = task.size <= _EVERY_PAIR or groups in small[:1]
+        roots = [root for root in task.roots if every or root in ends]
+        if roots:
+            yield groups, roots
 
 
 def _describe(

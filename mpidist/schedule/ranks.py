@@ -1,0 +1,171 @@
+"""Many ranks at once: an array in place of a rank, with which a generator runs once for all.
+
+A generator computes with its rank, and asks about it in ``if``, ``range`` or an index.  Arithmetic
+is done on the whole array.  Where the answer to a question is not the same for all, they are split
+by it, and the generator begins again for each part, since it cannot be copied half-way::
+
+    rank + 1                   0 1 2 3 4  -->  1 2 3 4 5
+    if rank % 2                0 1 2 3 4  -->  0 2 4  and  1 3
+    range(rank)                0 1 2 3 4  -->  0  and  1  and  2  and  3  and  4
+
+What an array cannot do (``rank.bit_length()``, a dict's key) is an error, never another result; the
+generator then runs for every rank by itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+_LARGE = 1 << 40
+
+
+class Split(BaseException):
+    """The answer to a question is not the same for all ranks: `parts` are their indices by answer.
+
+    It is no Exception, so that no generator catches it by mistake.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]):
+        super().__init__()
+        self.parts = parts
+
+
+class Ranks:
+    """The numbers `values` that many ranks have where a generator has one number."""
+
+    __slots__ = ("values",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __bool__(self) -> bool:
+        """Return the truth of all values; raise Split if they differ."""
+        true = self.values.astype(bool)
+        if true.all():
+            return True
+        if not true.any():
+            return False
+        raise Split([np.flatnonzero(true), np.flatnonzero(~true)])
+
+    def __index__(self) -> int:
+        """Return the one value; raise Split if they differ."""
+        raise Split(by_value(self.values))
+
+    def __neg__(self) -> Ranks:
+        return Ranks(-self.values)
+
+
+def by_value(values: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of each different value, in ascending order of the values."""
+    order = np.argsort(values, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+
+
+def number(values: np.ndarray) -> Any:
+    """Return Ranks with these values, or a plain number if they are all the same."""
+    first = values[0]
+    if first == values[-1] and (values == first).all():
+        return first.item()
+    return Ranks(values)
+
+
+def _operand(other: Any) -> Any:
+    """Return the other operand for numpy; None for one that is no whole number, or large."""
+    if isinstance(other, Ranks):
+        return other.values
+    return other if isinstance(other, (int, np.integer)) and -_LARGE < other < _LARGE else None
+
+
+def _largest(operand: Any) -> int:
+    return int(np.abs(operand).max())
+
+
+# Numbers of 64 bits wrap around where Python's grow; a sum of an array and a small number cannot
+# get there in any schedule, so only the others are checked.
+def _fits(name: str, left: Any, right: Any) -> bool:
+    """Return whether numpy's result is Python's, for operands whose result may not be."""
+    if name in ("lshift", "rshift"):
+        lowest, highest = int(np.min(right)), int(np.max(right))
+        if lowest < 0 or name == "rshift":
+            return lowest >= 0
+        return highest < 40 and _largest(left) << highest < _LARGE
+    if name == "mul":
+        return _largest(left) * _largest(right) < _LARGE
+    both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
+    return name not in ("add", "sub") or not both or _largest(left) + _largest(right) < _LARGE
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
+
+
+def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    function = getattr(operator, f"__{name}__")
+
+    def of(left: Any, right: Any) -> Any:
+        if left is None or right is None:
+            return NotImplemented
+        if name in _COMPARISONS:  # as int64: numpy adds two of its bools to a bool
+            return number(function(left, right).astype(np.int64))
+        if not _fits(name, left, right):
+            raise OverflowError(f"{name} of numbers of 64 bits")
+        return number(function(left, right))
+
+    return (
+        lambda self, other: of(self.values, _operand(other)),
+        lambda self, other: of(_operand(other), self.values),
+    )
+
+
+for _name in (*_ARITHMETIC, *_COMPARISONS):
+    _apply, _reflected = _operator(_name)
+    setattr(Ranks, f"__{_name}__", _apply)
+    if _name in _ARITHMETIC:
+        setattr(Ranks, f"__r{_name}__", _reflected)
+
+
+def cases(
+    function: Callable[..., Any], *variables: np.ndarray, limit: int | None = None
+) -> list[tuple[np.ndarray, Any]]:
+    """Return ``function(*variables)`` for many values of its arguments, in few calls.
+
+    The arrays `variables` are of one length.  Each (indices, result) is of the elements that have
+    this result, whose numbers may be Ranks in the order of the indices.  An error with numbers, not
+    Ranks, as the arguments is raised; and OverflowError if there are more results than `limit`.
+    """
+    todo = [np.arange(len(variables[0]))]
+    done: list[tuple[np.ndarray, Any]] = []
+    with np.errstate(all="raise"):
+        while todo:
+            if limit is not None and len(todo) + len(done) > limit:
+                raise OverflowError(f"{len(todo) + len(done)} cases")
+            part = todo.pop()
+            try:
+                done.append((part, function(*(number(values[part]) for values in variables))))
+            except Split as split:
+                todo += [part[indices] for indices in split.parts]
+            except Exception:
+                if len(part) == 1:
+                    raise
+                todo += [part[i : i + 1] for i in range(len(part))]
+    return done
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """Return `yes` if the condition holds, else `no`; of many ranks each has its own answer."""
+    if not isinstance(condition, Ranks):
+        return yes if condition else no
+    values = (n.values if isinstance(n, Ranks) else n for n in (yes, no))
+    return number(np.where(condition.values, *values))
+
+
+def span(first: int, stop: int) -> range | tuple[int, ...]:
+    """Return the numbers from `first` up to `stop`; of many ranks, those of each."""
+    if isinstance(first, Ranks) or isinstance(stop, Ranks):
+        return tuple([first + i for i in range(stop - first)])
+    return range(first, stop)

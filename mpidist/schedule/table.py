@@ -1,0 +1,417 @@
+"""The table of a schedule: the rounds of all ranks, for several roots, as flat arrays.
+
+A *seat* is one rank of one of the proofs, each of which has its root: seat ``i * size + rank``.
+Every seat has its own *cells*, one for each block of "in", "out" and "tmp".  Sends are matched with
+receives by peer, strand and order, before anything runs.
+
+Seats whose rounds have the same steps, but for the numbers of peers and blocks, are a *form*.  Its
+numbers are a matrix with a row for each number and a column for each seat, so that the arrays of a
+form are made at once::
+
+    ring, 4 ranks   seat 0  1  2  3
+    Send(peer,           1  2  3  0
+         block),         0  1  2  3
+    Reduce(peer,         3  0  1  2
+           block)        3  0  1  2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .ranks import Ranks, cases
+from .registry import Algorithm, Groups
+from .rounds import BUFFERS, Blocks, Copy, Recv, Reduce, Send
+from .unrolled import Strands, Written, materialise
+
+SEND, RECV, REDUCE, COPY = range(4)
+_KINDS = {Send: SEND, Recv: RECV, Reduce: REDUCE}
+_LARGE = 1 << 24  # a number of blocks
+_NUMBER = {name: i for i, name in enumerate(BUFFERS)}
+Signature = tuple[Any, ...]  # of a schedule: its rounds, and (None, *signatures) for a parallel
+
+
+class Unfit(Exception):
+    """A schedule that no table can have; the Python machine proves it, or says what is wrong."""
+
+
+class Form:
+    """The seats with one signature: their numbers, and the lay-out of their rounds.
+
+    Each of `ends`, `reads` and `actions` is a list of rows of integers; `rounds` has for each round
+    the first and the number of its sends, receives, reads and actions, the round behind it, the
+    one beside it (the first of the next strand), and how many rounds must have ended before.
+    """
+
+    def __init__(self, signature: Signature, strands: dict[tuple[int, ...], int]):
+        self.strands = strands  # numbers of strands by path, the same in all forms
+        self.parts: list[tuple[np.ndarray, list[Any]]] = []
+        self.sends: list[tuple[int, ...]] = []  # row of the peer, strand, length, first read
+        self.receives: list[tuple[int, ...]] = []  # the same, with 0
+        self.reads: list[tuple[int, int]] = []  # row of the block, buffer
+        # Kind, order in the round, row of the peer, source and buffer, target and buffer, number
+        # of the block in its message.  A source is a row, or for a message the receive.
+        self.actions: list[tuple[int, ...]] = []
+        self.rounds: list[list[int]] = []
+        self.own = 0  # rounds of the schedule, not only of the table
+        self.families: list[list[tuple[int, int, int, int]]] = []  # reads and actions of strands
+        self._row = 0
+        self.first = self._sequence(signature, ())[0]
+
+    def _sequence(self, signature: Signature, path: tuple[int, ...]) -> tuple[int, int]:
+        """Lay out the rounds of a strand; return the first and the last one."""
+        # Every strand begins with an empty round, so that it can be the one beside another.
+        first = last = self._round((), path) if path or not signature else -1
+        for item in signature:
+            if item and item[0] is None:
+                begin, end = self._parallel(item[1:], path)
+            else:
+                self.own += 1
+                begin = end = self._round(item, path)
+            if last < 0:
+                first = begin
+            else:
+                self.rounds[last][8] = begin
+            last = end
+        return first, last
+
+    def _parallel(self, signatures: Signature, path: tuple[int, ...]) -> tuple[int, int]:
+        spans, family = [], []
+        for k, signature in enumerate(signatures):
+            reads, actions = len(self.reads), len(self.actions)
+            spans.append(self._sequence(signature, (*path, k)))
+            family.append((reads, len(self.reads), actions, len(self.actions)))
+        join = self._round((), path)
+        if not spans:
+            return join, join
+        self.families.append(family)
+        self.rounds[join][10] = len(spans)
+        for k, (first, last) in enumerate(spans):
+            self.rounds[last][8] = join
+            if k:
+                self.rounds[spans[k - 1][0]][9] = first
+        return spans[0][0], join
+
+    def _round(self, steps: Signature, path: tuple[int, ...]) -> int:
+        lists: list[list[Any]] = [self.sends, self.receives, self.reads, self.actions]
+        begin = [len(each) for each in lists]
+        strand = self.strands.setdefault(path, len(self.strands))
+        order, latest = 0, RECV
+        for kind, count, buffer, target in steps:
+            peer = self._rows(1) if kind != COPY else 0
+            row = self._rows(count)
+            if kind == SEND:
+                self.sends.append((peer, strand, count, len(self.reads)))
+                self.reads += [(row + k, buffer) for k in range(count)]
+                continue
+            # The receives of a round do not overlap, so several in a row may be done at once.
+            order += kind != RECV or latest != RECV
+            latest = kind
+            if kind == COPY:
+                to = self._rows(count)
+                places = [(row + k, buffer, to + k, target, k) for k in range(count)]
+            else:
+                places = [(len(self.receives), -1, row + k, buffer, k) for k in range(count)]
+                self.receives.append((peer, strand, count, 0))
+            self.actions += [(kind, order, peer, *place) for place in places]
+        counts = [len(each) - b for each, b in zip(lists, begin)]
+        self.rounds.append([*begin, *counts, -1, -1, 1])
+        return len(self.rounds) - 1
+
+    def _rows(self, count: int) -> int:
+        self._row += count
+        return self._row - count
+
+    def settle(self) -> None:
+        """Make the matrix of the numbers of all parts, and arrays of the lists."""
+        self.seats = np.concatenate([seats for seats, _ in self.parts]).astype(np.int32)
+        numbers = np.empty((self._row, len(self.seats)), np.int64)
+        start = 0
+        for seats, each in self.parts:
+            stop = start + len(seats)
+            for row, n in zip(numbers, each):
+                row[start:stop] = n.values if isinstance(n, Ranks) else n
+            start = stop
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= _LARGE):
+            raise Unfit("a peer or block that does not exist")
+        self.numbers = numbers.astype(np.int32)
+        self.acts = np.array(self.actions, np.int32).reshape(-1, 8)
+        self.blocks = np.array(self.reads, np.int32).reshape(-1, 2)
+        self.plan = np.array(self.rounds, np.int32).reshape(-1, 11)
+
+    def scratch(self) -> int:
+        """Return how many blocks of "tmp" the seats use."""
+        acts, tmp = self.acts, _NUMBER["tmp"]
+        rows = (
+            self.blocks[self.blocks[:, 1] == tmp, 0],
+            acts[acts[:, 4] == tmp, 3],
+            acts[acts[:, 6] == tmp, 5],
+        )
+        used = self.numbers[np.concatenate(rows)]
+        return int(used.max()) + 1 if used.size else 0
+
+
+def _signature(written: Written, numbers: list[Any]) -> Signature:
+    """Return what kinds of steps a schedule has, and append their peers and blocks to `numbers`."""
+    signature: list[Any] = []
+    for item in written:
+        if isinstance(item, Strands):
+            if item.window < len(item.strands):
+                raise Unfit("a window of strands")
+            signature.append((None, *(_signature(s, numbers) for s in item.strands)))
+            continue
+        steps = []
+        for step in item:
+            if isinstance(step, Copy):
+                count = _extend(numbers, step.source_blocks)
+                if _extend(numbers, step.target_blocks) != count:
+                    raise Unfit("a copy to more or fewer blocks")
+                steps.append((COPY, count, _NUMBER[step.source], _NUMBER[step.target]))
+            elif isinstance(step, (Send, Recv, Reduce)):
+                _extend(numbers, step.peer)
+                count = _extend(numbers, step.blocks)
+                steps.append((_KINDS[type(step)], count, _NUMBER[step.buffer], -1))
+            else:
+                raise Unfit("a step in other ranks' memory")
+        signature.append(tuple(steps))
+    return tuple(signature)
+
+
+def _extend(numbers: list[Any], spec: Blocks) -> int:
+    if isinstance(spec, (int, Ranks)):
+        numbers.append(spec)
+        return 1
+    if not all(isinstance(n, (int, Ranks)) for n in spec):
+        raise Unfit("a block that is no whole number")
+    numbers.extend(spec)
+    return len(spec)
+
+
+def forms_of(
+    algorithm: Algorithm,
+    size: int,
+    roots: Sequence[int],
+    arity: int = 2,
+    groups: Groups | None = None,
+    pieces: int = 1,
+) -> list[Form]:
+    """Return the forms of a schedule for all ranks and each of the roots.
+
+    Raises Unfit, or what the generator raises.
+    """
+
+    def written(rank: Any, root: Any) -> Written:
+        return materialise(algorithm.schedule(rank, size, root, arity, groups, pieces))
+
+    forms: dict[Signature, Form] = {}
+    strands: dict[tuple[int, ...], int] = {}
+    ranks = np.tile(np.arange(size), len(roots))
+    limit = 64 + 8 * size  # beyond, one by one is as fast
+    for seats, rounds in cases(written, ranks, np.repeat(np.asarray(roots), size), limit=limit):
+        numbers: list[Any] = []
+        signature = _signature(rounds, numbers)
+        if signature not in forms:
+            forms[signature] = Form(signature, strands)
+        forms[signature].parts.append((seats, numbers))
+    for form in forms.values():
+        form.settle()
+    return list(forms.values())
+
+
+@dataclass(slots=True)
+class Columns:
+    """Arrays that grow by a piece for each form, by name."""
+
+    pieces: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def add(self, **arrays: np.ndarray) -> None:
+        for name, array in arrays.items():
+            self.pieces.setdefault(name, []).append(array.ravel())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.concatenate(self.pieces[name])
+
+    def get(self, *names: str) -> Any:
+        return tuple(self[name] for name in names)
+
+
+class Table:
+    """The rounds of all seats; see the module.
+
+    Attributes
+    ----------
+    seats, width : int
+        Number of seats, and of cells of each.
+    first : array of int
+        The first round of each seat.
+    own, messages, blocks, reductions : array of int
+        Numbers of rounds of each seat, of messages and blocks that it sends, and of blocks that it
+        combines.
+    seat, stride, following, beside, before : array of int
+        Of each round: its seat, the step between elements of its ranges, the round behind it and
+        the first one of the next strand (-1 for none), and how many rounds end before it.
+    sends, receives, reads, actions : tuple of arrays
+        Of each round: the first element and the number of its ranges in the arrays below.
+    received : array of int
+        The send of each receive.
+    sender, receiver : array of int
+        Of each send: its round, and that of its receive.
+    read : array of int
+        Cell of each block that is sent.
+    kind, order, target, source, left : array
+        Of each action: RECV, REDUCE or COPY; its order in the round (equal ones at once); its cell;
+        the cell of a copy, or index in `read`; and whether what is received is the left operand.
+    written : array of bool
+        Of each cell: whether it is written.
+    strands : bool
+        Whether there are strands side by side.
+    """
+
+    def __init__(self, forms: list[Form], size: int, seats: int, count: int):
+        scratch = max(form.scratch() for form in forms)
+        self.size, self.seats, self.count, self.width = size, seats, count, 2 * count + scratch
+        self._limits = np.array([count, count, scratch], np.int32)
+        self._offsets = np.array([0, count, 2 * count], np.int32)
+        self.strands = any(form.families for form in forms)
+        self.first = np.empty(seats, np.int32)
+        self.own, self.messages, self.blocks, self.reductions = np.zeros((4, seats), np.int64)
+        self.written = np.zeros(seats * self.width, bool)
+        channels = seats * size * len(forms[0].strands)
+        self._counts = np.zeros((2, channels), np.int32)  # of sends and receives so far
+        columns, base = Columns(), np.zeros(5, np.int32)
+        for form in forms:
+            base = self._add(form, columns, base)
+        self._match(columns)
+        self.seat, self.stride, self.before = columns.get("seat", "stride", "before")
+        self.following, self.beside = columns.get("following", "beside")
+        self.sends = columns.get("sends", "sends_count")
+        self.receives = columns.get("receives", "receives_count")
+        self.reads = columns.get("reads", "reads_count")
+        self.actions = columns.get("actions", "actions_count")
+        self.read, self.target, self.left = columns.get("read", "target", "left")
+        self.kind, self.order = columns.get("kind", "order")
+
+    def _add(self, form: Form, columns: Columns, base: np.ndarray) -> np.ndarray:
+        """Append the arrays of a form; `base` has the numbers of elements so far, and the result.
+
+        These are sends, receives, reads, actions and rounds.
+        """
+        lanes, size, plan, acts = len(form.seats), self.size, form.plan, form.acts
+        here, rank = np.arange(lanes, dtype=np.int32), form.seats % size
+
+        def flat(index: np.ndarray, kind: int) -> np.ndarray:
+            return (index * lanes + base[kind])[:, None] + here
+
+        for kind, name, rows in ((0, "sent", form.sends), (1, "received", form.receives)):
+            row, strand, length, first = np.array(rows, np.int32).reshape(-1, 4).T
+            peers = form.numbers[row]
+            if ((peers >= size) | (peers == rank)).any():
+                raise Unfit("a peer that is no other rank")
+            if kind == 0:
+                key = peers + form.seats * size
+            else:
+                key = peers * size + (form.seats - rank) * size + rank
+            key += strand[:, None] * (self.seats * size)
+            counts = self._counts[kind]
+            order = np.empty_like(key)
+            for k, channel in enumerate(key):  # a form's seats have different channels
+                order[k] = counts[channel]
+                counts[channel] += 1
+            owner = flat(np.repeat(np.arange(len(plan), dtype=np.int32), plan[:, 4 + kind]), 4)
+            columns.add(**{name + "_key": key, name + "_order": order, name + "_round": owner})
+            columns.add(**{name + "_length": np.repeat(length, lanes)})
+            if kind == 0:
+                columns.add(first_read=flat(first, 2))
+                columns.add(read_stride=np.full(key.size, lanes, np.int32))
+        columns.add(read=self._cells(form, form.blocks[:, 0], form.blocks[:, 1]))
+        copies, combined = acts[:, 0] == COPY, acts[:, 0] == REDUCE
+        target = self._cells(form, acts[:, 5], acts[:, 6])
+        source = flat(acts[:, 3], 1)
+        source[copies] = self._cells(form, acts[copies, 3], acts[copies, 4])
+        left = np.zeros(target.shape, bool)
+        left[combined] = form.numbers[acts[combined, 2]] < rank
+        self.written[target] = True
+        columns.add(target=target, source=source, left=left)
+        for name, column in (("kind", 0), ("order", 1), ("part", 7)):
+            columns.add(**{name: np.repeat(acts[:, column], lanes)})
+        if (acts[:, 6] == _NUMBER["in"]).any():
+            raise Unfit("a write to the input")
+        self._check_strands(form, columns.pieces["read"][-1], target, source)
+        for k, name in enumerate(("sends", "receives", "reads", "actions")):
+            columns.add(**{name: flat(plan[:, k], k)})
+            columns.add(**{name + "_count": np.repeat(plan[:, 4 + k], lanes)})
+        for k, name in ((8, "following"), (9, "beside")):
+            columns.add(**{name: np.where(plan[:, k, None] < 0, -1, flat(plan[:, k], 4))})
+        columns.add(before=np.repeat(plan[:, 10], lanes), seat=np.tile(form.seats, len(plan)))
+        columns.add(stride=np.full(len(plan) * lanes, lanes, np.int32))
+        self.first[form.seats] = base[4] + form.first * lanes + here
+        self.own[form.seats], self.messages[form.seats] = form.own, len(form.sends)
+        self.blocks[form.seats] = len(form.reads)
+        self.reductions[form.seats] = combined.sum()
+        lists = (form.sends, form.receives, form.reads, form.actions, plan)
+        return base + np.array([lanes * len(each) for each in lists], np.int32)
+
+    def _cells(self, form: Form, rows: np.ndarray, buffers: np.ndarray) -> np.ndarray:
+        blocks = form.numbers[rows]
+        if (blocks >= self._limits[buffers][:, None]).any():
+            raise Unfit("a block that does not exist")
+        blocks += self._offsets[buffers][:, None]
+        blocks += form.seats * self.width
+        return blocks
+
+    def _check_strands(
+        self, form: Form, read: np.ndarray, target: np.ndarray, source: np.ndarray
+    ) -> None:
+        """Raise Unfit if a strand uses a cell that another one of its parallel writes."""
+        lanes, copies = len(form.seats), form.acts[:, 0] == COPY
+        for family in form.families:
+            writer = np.full(len(self.written), -1)
+            for use in (False, True):
+                for k, (reads, reads_end, begin, end) in enumerate(family):
+                    cells = [target[begin:end].ravel()]
+                    if use:
+                        cells.append(read[reads * lanes : reads_end * lanes])
+                        cells.append(source[begin:end][copies[begin:end]].ravel())
+                    used = np.concatenate(cells)
+                    if ((writer[used] >= 0) & (writer[used] != k)).any():
+                        raise Unfit("a block that two strands use")
+                    if not use:
+                        writer[used] = k
+
+    def _match(self, columns: Columns) -> None:
+        """Find the send of every receive, and what is read for it."""
+        counts, received_counts = self._counts
+        if (counts != received_counts).any():
+            raise Unfit("a send or receive without a partner")
+        start = np.cumsum(counts, dtype=np.int32) - counts
+        self.sender = columns["sent_round"]
+        sends = len(self.sender)
+        numbers = np.empty(sends, np.int32)
+        numbers[start[columns["sent_key"]] + columns["sent_order"]] = np.arange(sends)
+        self.received = numbers[start[columns["received_key"]] + columns["received_order"]]
+        self.receiver = np.empty(sends, np.int32)
+        self.receiver[self.received] = columns["received_round"]
+        if (columns["sent_length"][self.received] != columns["received_length"]).any():
+            raise Unfit("a message of another length")
+        self.source, part = columns["source"], columns["part"]
+        messages = columns["kind"] != COPY
+        send = self.received[self.source[messages]]
+        read = columns["first_read"][send]
+        if part.any():
+            read += columns["read_stride"][send] * part[messages]
+        self.source[messages] = read
+
+
+def ranged(table: Table, ranges: tuple[np.ndarray, np.ndarray], rounds: np.ndarray) -> np.ndarray:
+    """Return the elements of ranges of some rounds."""
+    firsts, counts = ranges[0][rounds], ranges[1][rounds]
+    most = int(counts.max(initial=0))
+    if most < 2:
+        return firsts if counts.all() else firsts[counts > 0]
+    owner = np.repeat(np.arange(len(rounds)), counts)
+    within = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    return firsts[owner] + within * table.stride[rounds][owner]

@@ -1,0 +1,125 @@
+"""Many ranks at once: their arithmetic is Python's, and a question splits them by its answer."""
+
+import operator
+from random import Random
+
+import numpy as np
+import pytest
+
+from mpidist.schedule.ranks import Ranks, Split, by_value, cases, choose, span
+
+ARITHMETIC = [
+    getattr(operator, f"__{name}__")
+    for name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
+]
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+def listed(result, count):
+    return result.values.tolist() if isinstance(result, Ranks) else [int(result)] * count
+
+
+@pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS], ids=lambda f: f.__name__)
+def test_operators_give_the_numbers_of_python(function):
+    random = Random(1)
+    for _ in range(50):
+        left = [random.randrange(-40, 40) for _ in range(6)]
+        right = [random.randrange(1, 12) for _ in range(6)]
+        one, other = Ranks(np.array(left)), Ranks(np.array(right))
+        assert listed(function(one, other), 6) == [function(a, b) for a, b in zip(left, right)]
+        assert listed(function(one, 3), 6) == [function(a, 3) for a in left]
+        assert listed(function(100, other), 6) == [function(100, b) for b in right]
+
+
+def test_equal_results_are_a_plain_number():
+    ranks = Ranks(np.arange(4))
+    assert type(ranks - ranks) is int and type(ranks // 4) is int
+    assert (ranks < 4) + (ranks < 5) == 2  # numpy's bools would give True
+
+
+def test_two_comparisons_add_like_numbers():
+    ranks = Ranks(np.arange(4))
+    assert listed((ranks > 0) + (ranks > 1), 4) == [0, 1, 2, 2]
+
+
+def test_a_question_splits_by_its_answer():
+    ranks = Ranks(np.array([3, 0, 3, 1]))
+    with pytest.raises(Split) as caught:
+        bool(ranks)
+    assert [part.tolist() for part in caught.value.parts] == [[0, 2, 3], [1]]
+    with pytest.raises(Split) as caught:
+        range(ranks)
+    assert [part.tolist() for part in caught.value.parts] == [[1], [3], [0, 2]]
+    with pytest.raises(Split):
+        "abcd"[ranks]
+    assert bool(Ranks(np.array([1, 2])))
+    assert not isinstance(caught.value, Exception)
+
+
+def test_by_value_has_every_index_once():
+    parts = by_value(np.array([5, 2, 5, 2, 9]))
+    assert [part.tolist() for part in parts] == [[1, 3], [0, 2], [4]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda r: r * (1 << 39),
+        lambda r: 1 << (r + 60),
+        lambda r: r << -1,
+        lambda r: r >> -1,
+        lambda r: (r * (1 << 30)) * (1 << 30),
+    ],
+)
+def test_what_would_wrap_around_is_an_error(wrong):
+    with pytest.raises(OverflowError, match="64 bits"):
+        wrong(Ranks(np.arange(4, 8)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda r: r + 2**70, lambda r: r / 2, lambda r: {r: 1}, lambda r: iter(r), len]
+)
+def test_what_numbers_cannot_do_is_an_error(wrong):
+    with pytest.raises(TypeError):
+        wrong(Ranks(np.arange(4)))
+
+
+def test_cases_call_once_for_every_answer():
+    calls = []
+
+    def parity(n):
+        calls.append(n)
+        return ("odd", n * 2) if n % 2 else ("even", n)
+
+    found = cases(parity, np.arange(7))
+    assert len(calls) == 3  # for all, for the even and for the odd ones
+    assert {(name, tuple(part), tuple(n.values)) for part, (name, n) in found} == {
+        ("odd", (1, 3, 5), (2, 6, 10)),
+        ("even", (0, 2, 4, 6), (0, 2, 4, 6)),
+    }
+
+
+def test_cases_go_one_by_one_where_arrays_fail():
+    found = cases(lambda n: n.bit_length(), np.arange(5))
+    assert sorted((int(part[0]), bits) for part, bits in found) == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 2),
+        (4, 3),
+    ]
+    with pytest.raises(ZeroDivisionError):
+        cases(lambda n: 1 // n, np.arange(3))
+
+
+def test_too_many_cases_are_an_error():
+    with pytest.raises(OverflowError, match="cases"):
+        cases(range, np.arange(100), limit=20)
+
+
+def test_choose_and_span_of_numbers_and_of_many_ranks():
+    ranks = Ranks(np.arange(4))
+    assert (choose(True, 1, 2), choose(0, 1, 2)) == (1, 2)
+    assert listed(choose(ranks < 2, ranks, -ranks), 4) == [0, 1, -2, -3]
+    assert span(2, 5) == range(2, 5)
+    assert [listed(n, 4) for n in span(ranks, ranks + 2)] == [[0, 1, 2, 3], [1, 2, 3, 4]]

@@ -1,0 +1,133 @@
+"""The wave: its proofs are those of the Python machine, field by field, and its verdicts too."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+import mpidist  # noqa: F401  (registers the algorithms)
+from mpidist.errors import MpidistError
+from mpidist.schedule import Recv, Send, algorithm, algorithms, find, prove
+from mpidist.schedule.registry import unregister
+from mpidist.schedule.sweep import groupings, sweep
+from mpidist.schedule.wave import proofs
+from tests.mutation import mutate, write_down
+
+ALGORITHMS = [a for a in algorithms() if "groups" not in a.uses]
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.label)
+
+
+def served(algorithm, size):
+    """The groupings that are proved, or none for a size that the algorithm does not serve."""
+    if "groups" not in algorithm.uses:
+        return [] if algorithm.unsupported(size) else [None]
+    return [groups for groups in groupings(size) if algorithm.unsupported(size, groups) is None]
+
+
+def compare(algorithm, size, roots, groups, arity=2):
+    found = proofs(algorithm, size, roots, arity, groups)
+    wanted = [
+        prove(algorithm.collective, algorithm, size, root, arity=arity, groups=groups)
+        for root in roots
+    ]
+    assert found == wanted, f"{algorithm.label}, {size} ranks, {groups}"
+
+
+@every_algorithm
+def test_proofs_of_1_to_33_ranks_are_the_machines(algorithm):
+    for size in range(1, 34):
+        roots = sorted({0, size // 2, size - 1}) if algorithm.contract.rooted else [0]
+        nodes = served(algorithm, size)
+        for groups in nodes if size < 8 else nodes[size % 2 :: 2]:
+            compare(algorithm, size, roots, groups, 2 + size % 3)
+
+
+@pytest.mark.long
+@every_algorithm
+def test_proofs_of_all_roots_nodes_and_arities_are_the_machines(algorithm):
+    for size in range(1, 34):
+        roots = range(size) if algorithm.contract.rooted else [0]
+        for groups in served(algorithm, size):
+            for arity in (2, 3, 4, 8) if "arity" in algorithm.uses else (2,):
+                compare(algorithm, size, roots, groups, arity)
+
+
+def judged(algorithm, count, random):
+    """Compare the verdicts on mutants; return how many were proved."""
+    right = 0
+    for _ in range(count):
+        size = random.randrange(2, 10)
+        nodes = served(algorithm, size)
+        if not nodes:
+            continue
+        groups = random.choice(nodes)
+        root = random.randrange(size) if algorithm.contract.rooted else 0
+        parts = algorithm.schedules(range(size), size, root, 2, groups)
+        blocks = algorithm.block_count(size, groups=groups)
+        changed = mutate(random, [write_down(part) for part in parts], blocks)
+        if changed is None:
+            continue
+        mutant, what = changed
+        broken = replace(algorithm, function=lambda rank, size, parts=mutant, **known: parts[rank])
+        try:
+            wanted = [prove(algorithm.collective, broken, size, root, groups=groups)]
+        except MpidistError:
+            wanted = None
+        found = proofs(broken, size, [root], 2, groups)
+        assert found == wanted, f"{algorithm.label}, {size} ranks, root {root}: {what}"
+        right += wanted is not None
+    return right
+
+
+@every_algorithm
+def test_verdicts_on_mutants_are_the_machines(algorithm):
+    judged(algorithm, 8, Random(algorithm.label))
+
+
+@pytest.mark.long
+@every_algorithm
+def test_verdicts_on_ten_thousand_mutants_are_the_machines(algorithm):
+    assert judged(algorithm, 10_000 // len(ALGORITHMS) + 1, Random(-1)) >= 0
+
+
+@pytest.fixture
+def late():
+    @algorithm("broadcast", "late")
+    def late(rank, size, *, root):
+        """Right for every root but 40, which forgets the last rank."""
+        last = (root - 1) % size
+        if rank == root:
+            others = [(root + i) % size for i in range(1, size)]
+            yield tuple(Send(peer) for peer in (others[:-1] if root == 40 else others))
+        elif rank != last or root != 40:
+            yield Recv(root)
+
+    yield find("broadcast", "late").algorithm
+    unregister("broadcast", "late")
+
+
+def test_one_wrong_root_of_many_has_the_machines_counterexample(late):
+    assert proofs(late, 64, range(64)) is None
+    assert len(proofs(late, 64, range(40))) == 40
+    (row,) = sweep(64, ["broadcast"], ["late"], jobs=1)
+    assert row.proofs == 63
+    assert row.counterexample.startswith("64 ranks, root 40: rank 39")
+    assert "never written" in row.counterexample
+
+
+def test_an_order_that_is_claimed_but_not_kept_is_no_proof():
+    ring = replace(find("allreduce", "ring").algorithm, ordered=True)
+    assert proofs(ring, 8, [0]) is None
+    assert proofs(replace(ring, ordered=False), 8, [0]) is not None
+
+
+def test_a_generator_that_arrays_do_not_suit_is_proved_rank_by_rank():
+    def by_bits(rank, size, *, root):
+        for k in reversed(range(size.bit_length())):
+            if rank != root and (rank ^ root).bit_length() == k + 1:
+                yield Recv(root)
+            elif rank == root:
+                yield tuple(Send(p) for p in range(size) if (p ^ root).bit_length() == k + 1)
+
+    tried = replace(find("broadcast", "linear").algorithm, function=by_bits)
+    compare(tried, 9, [0, 5], None)
