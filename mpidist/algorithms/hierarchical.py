@@ -10,18 +10,26 @@ from collections.abc import Iterator
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
 from .levels import (
+    Share,
     behind_fold,
     in_memory,
     kept,
     lane_of,
     lanes,
-    member,
     node_of,
+    nodes_of,
     owned,
+    owned_by,
     play,
     slices,
 )
 from .relabel import sparing
+
+
+def _by_lane(groups: Groups, blocks: int, size: int) -> Share:
+    """Return the share of each local index: the blocks that belong to the ranks of its lane."""
+    nodes = nodes_of(groups)
+    return lambda i: owned((nodes.at(k, i) for k in range(len(groups))), blocks, size)
 
 
 @algorithm(
@@ -51,14 +59,14 @@ def allreduce_hierarchical(
         (0 <-> 1) (2 <-> 3)    0 <-a-> 2  1 <-b-> 3    (0 <-> 1) (2 <-> 3)
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
-    shares = slices(blocks, node)
-    between = play("allreduce", across, lane, rank, [shares[node.index(rank)]])
+    share = slices(blocks, node.size)
+    between = play("allreduce", across, lane, lambda _: share(node.index))
     if in_memory("allreduce", local):
-        yield from behind_fold(play("allreduce", local, node, rank, [range(blocks)]), between)
+        yield from behind_fold(play("allreduce", local, node, lambda _: range(blocks)), between)
         return
-    yield from play("reduce_scatter", local, node, rank, shares)
+    yield from play("reduce_scatter", local, node, share)
     yield from between
-    yield from play("allgather", local, node, rank, shares, later=True)
+    yield from play("allgather", local, node, share, later=True)
 
 
 @algorithm("reduce", "hierarchical", **lanes("reduce", ("reduce_scatter",), ("reduce",)))
@@ -83,12 +91,12 @@ def reduce_hierarchical(
         (0 <-> 1) (2 <-> 3)    2 -a-> 0  3 -b-> 1    1 -b-> 0
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
-    shares = slices(blocks, node)
-    mine, top = shares[node.index(rank)], member(lane, node_of(root, groups))
-    yield from play("reduce_scatter", local, node, rank, shares)
-    yield from play("reduce", across, lane, rank, [mine], top)
-    if root in node:
-        yield from play("gather", "linear", node, rank, shares, root)
+    home, at = lane_of(root, groups).index, node_of(root, groups).index
+    share = slices(blocks, node.size)
+    yield from play("reduce_scatter", local, node, share)
+    yield from play("reduce", across, lane, lambda _: share(node.index), home)
+    if lane.index == home:
+        yield from play("gather", "linear", node, share, at)
 
 
 @algorithm("broadcast", "hierarchical", **lanes("broadcast", ("allgather",), ("broadcast",)))
@@ -113,14 +121,14 @@ def broadcast_hierarchical(
         0 -b-> 1    0 -a-> 2  1 -b-> 3    0 -a-> 1  (2 <-> 3)
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
-    shares = slices(blocks, node)
-    top = member(lane, node_of(root, groups))
+    home, at = lane_of(root, groups).index, node_of(root, groups).index
+    share = slices(blocks, node.size)
     if rank == root:
         yield from kept("allgather", local, range(blocks))
-    if root in node:
-        yield from play("scatter", "linear", node, rank, shares, root)
-    yield from play("broadcast", across, lane, rank, [shares[node.index(rank)]], top)
-    yield from sparing(root, rank, play("allgather", local, node, rank, shares, later=True))
+    if lane.index == home:
+        yield from play("scatter", "linear", node, share, at)
+    yield from play("broadcast", across, lane, lambda _: share(node.index), home)
+    yield from sparing(root, rank, play("allgather", local, node, share, later=True))
 
 
 @algorithm("allgather", "hierarchical", **lanes("allgather", ("allgather",), ("allgather",)))
@@ -145,9 +153,8 @@ def allgather_hierarchical(
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
     yield from kept("allgather", local, owned((rank,), blocks, size))
-    yield from play("allgather", across, lane, rank, [owned((r,), blocks, size) for r in lane])
-    shares = [owned(lane_of(r, groups), blocks, size) for r in node]
-    yield from play("allgather", local, node, rank, shares, later=True)
+    yield from play("allgather", across, lane, owned_by(lane, blocks, size))
+    yield from play("allgather", local, node, _by_lane(groups, blocks, size), later=True)
 
 
 @algorithm(
@@ -175,9 +182,8 @@ def reduce_scatter_hierarchical(
         0 <-[0,2],[1,3]-> 1  2 <-[0,2],[1,3]-> 3    0 <-[0],[2]-> 2  1 <-[1],[3]-> 3
     """
     node, lane = node_of(rank, groups), lane_of(rank, groups)
-    shares = [owned(lane_of(r, groups), blocks, size) for r in node]
-    yield from play("reduce_scatter", local, node, rank, shares)
-    yield from play("reduce_scatter", across, lane, rank, [owned((r,), blocks, size) for r in lane])
+    yield from play("reduce_scatter", local, node, _by_lane(groups, blocks, size))
+    yield from play("reduce_scatter", across, lane, owned_by(lane, blocks, size))
 
 
 @algorithm("barrier", "hierarchical", **lanes("barrier", ("barrier",), ("barrier",)))
@@ -199,5 +205,5 @@ def barrier_hierarchical(
 
         (0 <-> 1) (2 <-> 3)    0 <-> 2  1 <-> 3
     """
-    yield from play("barrier", local, node_of(rank, groups), rank, [range(blocks)])
-    yield from play("barrier", across, lane_of(rank, groups), rank, [range(blocks)])
+    yield from play("barrier", local, node_of(rank, groups), lambda _: range(blocks))
+    yield from play("barrier", across, lane_of(rank, groups), lambda _: range(blocks))

@@ -7,9 +7,21 @@ of blocks that the data are cut into.
 
 from collections.abc import Iterator
 
+from ..schedule.ranks import choose, pick
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
-from .levels import kept, leaders_of, leading, member, node_of, owned, play
+from .levels import Share, kept, leaders_of, leading, node_of, nodes_of, owned, owned_by, play
+
+
+def _by_node(groups: Groups, blocks: int, size: int) -> Share:
+    """Return the share of each node: the blocks that belong to its ranks."""
+    nodes = nodes_of(groups)
+
+    def share(node: int) -> tuple[int, ...]:
+        ranks = range(pick(nodes.lengths, node))
+        return owned((nodes.at(node, i) for i in ranks), blocks, size)
+
+    return share
 
 
 @algorithm(
@@ -37,11 +49,11 @@ def allreduce_hierarchical_leaders(
 
         1, 2 --> 0 <-> 3 <-- 4    then    0 --> 1, 2    3 --> 4
     """
-    node, leaders, whole = node_of(rank, groups), leaders_of(groups), [range(blocks)]
-    yield from play("reduce", local, node, rank, whole, node[0])
-    if rank in leaders:
-        yield from play("allreduce", across, leaders, rank, whole)
-    yield from play("broadcast", local, node, rank, whole, node[0], later=True)
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups)
+    yield from play("reduce", local, node, lambda _: range(blocks))
+    if node.index == 0:
+        yield from play("allreduce", across, leaders, lambda _: range(blocks))
+    yield from play("broadcast", local, node, lambda _: range(blocks), later=True)
 
 
 @algorithm("reduce", "hierarchical_leaders", **leading("reduce", ("reduce",), ("reduce",)))
@@ -64,11 +76,12 @@ def reduce_hierarchical_leaders(
 
         0, 2 --> 1    4 --> 3    then    3 --> 1
     """
-    leaders, whole = leaders_of(groups, root), [range(blocks)]
-    node = node_of(rank, groups)
-    yield from play("reduce", local, node, rank, whole, member(leaders, node))
-    if rank in leaders:
-        yield from play("reduce", across, leaders, rank, whole, root)
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups, root)
+    home, at = leaders_of(root, groups).index, node_of(root, groups).index
+    top = choose(leaders.index == home, at, 0)  # of the leader in its node
+    yield from play("reduce", local, node, lambda _: range(blocks), top)
+    if node.index == top:
+        yield from play("reduce", across, leaders, lambda _: range(blocks), home)
 
 
 @algorithm(
@@ -93,13 +106,14 @@ def broadcast_hierarchical_leaders(
 
         1 --> 3    then    1 --> 0, 2    3 --> 4
     """
-    leaders, whole = leaders_of(groups, root), [range(blocks)]
-    node = node_of(rank, groups)
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups, root)
+    home, at = leaders_of(root, groups).index, node_of(root, groups).index
+    top = choose(leaders.index == home, at, 0)  # of the leader in its node
     if rank == root:
         yield from kept("broadcast", local, range(blocks))
-    if rank in leaders:
-        yield from play("broadcast", across, leaders, rank, whole, root)
-    yield from play("broadcast", local, node, rank, whole, member(leaders, node), later=True)
+    if node.index == top:
+        yield from play("broadcast", across, leaders, lambda _: range(blocks), home)
+    yield from play("broadcast", local, node, lambda _: range(blocks), top, later=True)
 
 
 @algorithm(
@@ -124,16 +138,13 @@ def allgather_hierarchical_leaders(
 
         1, 2 --> 0 <-[0,1,2],[3,4]-> 3 <-- 4    then    0 -all-> 1, 2    3 -all-> 4
     """
-    node, leaders = node_of(rank, groups), leaders_of(groups)
-    if rank in leaders:
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups)
+    if node.index == 0:
         yield from kept("broadcast", local, owned((rank,), blocks, size))
-    yield from play(
-        "gather", "linear", node, rank, [owned((r,), blocks, size) for r in node], node[0]
-    )
-    if rank in leaders:
-        shares = [owned(group, blocks, size) for group in groups]
-        yield from play("allgather", across, leaders, rank, shares)
-    yield from play("broadcast", local, node, rank, [range(blocks)], node[0], later=True)
+    yield from play("gather", "linear", node, owned_by(node, blocks, size))
+    if node.index == 0:
+        yield from play("allgather", across, leaders, _by_node(groups, blocks, size))
+    yield from play("broadcast", local, node, lambda _: range(blocks), later=True)
 
 
 @algorithm(
@@ -160,13 +171,11 @@ def reduce_scatter_hierarchical_leaders(
 
         1, 2 -all-> 0 <-[3,4],[0,1,2]-> 3 <-all- 4    then    0 --> 1, 2    3 --> 4
     """
-    node, leaders = node_of(rank, groups), leaders_of(groups)
-    yield from play("reduce", local, node, rank, [range(blocks)], node[0])
-    if rank in leaders:
-        shares = [owned(group, blocks, size) for group in groups]
-        yield from play("reduce_scatter", across, leaders, rank, shares)
-    mine = [owned((r,), blocks, size) for r in node]
-    yield from play("scatter", "linear", node, rank, mine, node[0])
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups)
+    yield from play("reduce", local, node, lambda _: range(blocks))
+    if node.index == 0:
+        yield from play("reduce_scatter", across, leaders, _by_node(groups, blocks, size))
+    yield from play("scatter", "linear", node, owned_by(node, blocks, size))
 
 
 @algorithm(
@@ -191,8 +200,8 @@ def barrier_hierarchical_leaders(
 
         1, 2 --> 0 <-> 3 <-- 4    then    0 --> 1, 2    3 --> 4
     """
-    node, leaders, whole = node_of(rank, groups), leaders_of(groups), [range(blocks)]
-    yield from play("reduce", local, node, rank, whole, node[0])
-    if rank in leaders:
-        yield from play("barrier", across, leaders, rank, whole)
-    yield from play("broadcast", local, node, rank, whole, node[0], later=True)
+    node, leaders = node_of(rank, groups), leaders_of(rank, groups)
+    yield from play("reduce", local, node, lambda _: range(blocks))
+    if node.index == 0:
+        yield from play("barrier", across, leaders, lambda _: range(blocks))
+    yield from play("broadcast", local, node, lambda _: range(blocks), later=True)

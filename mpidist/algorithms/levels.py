@@ -1,53 +1,134 @@
-"""Hierarchical algorithms composed of other algorithms, inside the nodes and between them."""
+"""Parts of hierarchical algorithms: other algorithms on teams, inside the nodes and between them.
 
-from collections.abc import Iterable, Iterator, Sequence
+A *team* is some of the ranks.  Two teams of rank 4 in nodes of three, and the leaders::
+
+    node 0:  0  1  2
+    node 1:  3 (4) 5      node of rank 4:  3 4 5, its index is 1
+    node 2:  6  7  8      lane of rank 4:  1 4 7, its index is 1      leaders:  0 3 6
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import chain
 from math import lcm
+from operator import index as plain
 from typing import Any
 
 from ..schedule.contract import COLLECTIVES
+from ..schedule.ranks import choose, pick, picker, span
 from ..schedule.registry import Algorithm, Groups, find
-from ..schedule.rounds import Copy, Fold, Meet, Parallel, Round, on, steps_of
+from ..schedule.rounds import Blocks, Copy, Fold, Meet, Parallel, Round, block_tuple, on, steps_of
 
-Share = Sequence[int]  # the blocks of one rank's part
+Share = Callable[[int], Blocks]  # the blocks of one part, by the number of the part
 Names = tuple[str, ...]
 
 
-def play(
-    collective: str,
-    name: str,
-    ranks: Sequence[int],
-    rank: int,
-    shares: Sequence[Share],
-    root: int = -1,
-    later: bool = False,
-) -> Iterator[Round]:
-    """Return the rounds of an algorithm run on a subset of the ranks and of the blocks.
+@dataclass(frozen=True)
+class Team:
+    """Some of the ranks: ``rank(i)`` is number i of `size`, and `index` is the number of this one.
 
-    ``ranks[i]``, of which `rank` and the `root` are two, is the algorithm's rank i, and the blocks
-    ``shares[i]`` of the enclosing schedule are its part.  For collectives without a part per rank,
-    the only share has all blocks to work on.
+    For other ranks than this, `index` has no meaning.
+    """
+
+    size: int
+    index: int
+    rank: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The groups of ranks as flat tuples."""
+
+    flat: tuple[int, ...]  # all ranks, node by node
+    starts: tuple[int, ...]  # in `flat`, and the length, of each node
+    lengths: tuple[int, ...]
+    number: tuple[int, ...]  # of each rank: its node, and its index in the node
+    local: tuple[int, ...]
+
+    def at(self, node: int, local: int) -> int:
+        """Return the rank of a node with a local index."""
+        return pick(self.flat, pick(self.starts, node) + local)
+
+
+@lru_cache(maxsize=64)
+def nodes_of(groups: Groups) -> Nodes:
+    """Return the nodes of groups of ranks, of which each rank is in one."""
+    flat = tuple(chain.from_iterable(groups))
+    lengths = tuple(map(len, groups))
+    starts = tuple(sum(lengths[:k]) for k in range(len(groups)))
+    places = {rank: (k, i) for k, group in enumerate(groups) for i, rank in enumerate(group)}
+    number, local = zip(*(places[rank] for rank in range(len(flat))))
+    return Nodes(flat, starts, lengths, number, local)
+
+
+def node_of(rank: int, groups: Groups) -> Team:
+    """Return all ranks on the node of `rank`, including itself."""
+    nodes = nodes_of(groups)
+    node = pick(nodes.number, rank)
+    size = plain(pick(nodes.lengths, node))
+    return Team(size, pick(nodes.local, rank), lambda i: nodes.at(node, i))
+
+
+def lane_of(rank: int, groups: Groups) -> Team:
+    """Return the ranks with the local index of `rank`, one per node, all of which are as large.
+
+    The index in a lane is the number of the node.
+    """
+    nodes = nodes_of(groups)
+    local = pick(nodes.local, rank)
+    return Team(len(groups), pick(nodes.number, rank), lambda k: nodes.at(k, local))
+
+
+def leaders_of(rank: int, groups: Groups, root: int | None = None) -> Team:
+    """Return the leader of each node: the root on its own node, else the first rank.
+
+    The index is the number of the node of `rank`, leader or not.
+    """
+    nodes = nodes_of(groups)
+    home = None if root is None else pick(nodes.number, root)
+
+    def leader(node: int) -> int:
+        first = nodes.at(node, 0)
+        return first if home is None else choose(node == home, root, first)
+
+    return Team(len(groups), pick(nodes.number, rank), leader)
+
+
+def play(
+    collective: str, name: str, team: Team, share: Share, root: int = 0, later: bool = False
+) -> Iterator[Round]:
+    """Return this rank's rounds of an algorithm run by a team, on some of the blocks.
+
+    The blocks ``share(i)`` of the enclosing schedule are the part of rank i of the team, and `root`
+    is an index too.  For collectives without a part per rank, ``share(0)`` has all blocks.
 
     The input of one that is `later` is what earlier parts have left in "out", not the caller's.
-    All `ranks` then meet first if it uses slots, in which an earlier part may still be read.
+    The whole team then meets first if it uses slots, in which an earlier part may still be read.
     """
-    choice, size = find(collective, name), len(ranks)
+    choice = find(collective, name)
     algorithm = choice.algorithm
-    pieces = algorithm.block_count(size) // len(shares)
+    parts = team.size if algorithm.contract.per_rank else 1
+    pieces = algorithm.block_count(team.size) // parts
 
     # Shares (0 1 2 3) and (4 5 6 7), an algorithm of 4 blocks: its block 3 is 6 and 7.
-    def blocks(block: int) -> Any:
-        share = shares[block // pieces]
-        each = len(share) // pieces
-        first = block % pieces * each
-        return share[first : first + each]
+    @cache
+    def part_of(owner: int) -> tuple[Callable[[int], int], int]:
+        numbers = block_tuple(share(owner))
+        return picker(numbers), len(numbers) // pieces
 
-    at = ranks.index(root) if root in ranks else 0
-    part = algorithm.schedule(ranks.index(rank), size, root=at, arity=choice.arity or 2)
+    def blocks(block: int) -> Blocks:
+        if pieces == 1:
+            return share(block)
+        number, each = part_of(plain(block // pieces))
+        first = block % pieces * each
+        return tuple([number(first + k) for k in range(each)])
+
+    part = algorithm.schedule(team.index, team.size, root=root, arity=choice.arity or 2)
     if not later or algorithm.memory is None:  # by messages the input is in "out" in any case
-        return on(ranks, part, blocks)
-    first = [Meet(tuple(ranks))] if algorithm.memory.scratch else []
-    return chain(first, on(ranks, part, blocks, {"in": "out"}))
+        return on(team.rank, part, blocks)
+    meets = [Meet(tuple(map(team.rank, range(team.size))))] if algorithm.memory.scratch else []
+    return chain(meets, on(team.rank, part, blocks, {"in": "out"}))
 
 
 def in_memory(collective: str, name: str) -> bool:
@@ -68,7 +149,7 @@ def behind_fold(schedule: Iterable[Round], between: Iterable[Round]) -> Iterator
             yield from between
 
 
-def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:
+def kept(collective: str, local: str, blocks: Sequence[int]) -> Iterator[Round]:
     """Yield a copy of input blocks to "out", if other ranks then read them there, by `local`.
 
     By messages they get what is in "out" in any case.
@@ -77,37 +158,21 @@ def kept(collective: str, local: str, blocks: Share) -> Iterator[Round]:
         yield Copy(tuple(blocks), tuple(blocks))
 
 
-def node_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Return all ranks on the node of `rank`, including itself."""
-    return next(group for group in groups if rank in group)
+def slices(blocks: int, count: int) -> Share:
+    """Return the numbers 0 … `blocks` - 1 in `count` consecutive slices of equal length."""
+    each = blocks // count
+    return lambda i: span(i * each, (i + 1) * each)
 
 
-def lane_of(rank: int, groups: Groups) -> tuple[int, ...]:
-    """Return the ranks with the local rank of `rank`, one per node; nodes must be of one size."""
-    index = node_of(rank, groups).index(rank)
-    return tuple(group[index] for group in groups)
-
-
-def member(lane: Sequence[int], node: Sequence[int]) -> int:
-    """Return the one rank that is both in a lane and on a node."""
-    return next(rank for rank in lane if rank in node)
-
-
-def leaders_of(groups: Groups, root: int = -1) -> tuple[int, ...]:
-    """Return the leader of each node: the root on its own node, else the first rank."""
-    return tuple(root if root in group else group[0] for group in groups)
-
-
-def slices(blocks: int, ranks: Sequence[int]) -> list[Share]:
-    """Return the numbers 0 … `blocks` - 1 in consecutive slices of equal length, one per rank."""
-    each = blocks // len(ranks)
-    return [range(i * each, (i + 1) * each) for i in range(len(ranks))]
-
-
-def owned(ranks: Sequence[int], blocks: int, size: int) -> tuple[int, ...]:
+def owned(ranks: Iterable[int], blocks: int, size: int) -> tuple[int, ...]:
     """Return the blocks that belong to `ranks`, if `blocks` belong equally to all `size` ranks."""
     each = blocks // size
-    return tuple(block for rank in ranks for block in range(rank * each, (rank + 1) * each))
+    return tuple(block for rank in ranks for block in span(rank * each, (rank + 1) * each))
+
+
+def owned_by(team: Team, blocks: int, size: int) -> Share:
+    """Return the share of each rank of a team: its own blocks."""
+    return lambda i: owned((team.rank(i),), blocks, size)
 
 
 def lanes(collective: str, inside: Names, between: Names) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ..schedule.ranks import choose
+from ..schedule.ranks import choose, without
 from ..schedule.rounds import Fold, Parallel, Recv, Round, Schedule, Send, on, steps_of
 
 
@@ -28,12 +28,11 @@ def sparing(root: int, rank: int, schedule: Schedule) -> Iterator[Round]:
         if isinstance(item, Parallel):
             yield Parallel(tuple(sparing(root, rank, s) for s in item.strands), item.window)
             continue
+        steps = steps_of(item)
         if rank == root:
-            yield tuple([step for step in steps_of(item) if not isinstance(step, Recv)])
+            yield tuple([step for step in steps if not isinstance(step, Recv)])
         else:
-            yield tuple(
-                [step for step in steps_of(item) if not isinstance(step, Send) or step.peer != root]
-            )
+            yield without(steps, [isinstance(s, Send) and s.peer == root for s in steps])
 
 
 def outward(rank: int, size: int) -> list[int]:

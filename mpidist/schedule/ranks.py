@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from operator import index as plain
 from typing import Any
 
 import numpy as np
@@ -169,3 +172,63 @@ def span(first: int, stop: int) -> range | tuple[int, ...]:
     if isinstance(first, Ranks) or isinstance(stop, Ranks):
         return tuple([first + i for i in range(stop - first)])
     return range(first, stop)
+
+
+def pick(numbers: tuple[int, ...], index: int) -> int:
+    """Return the number of an index, ``numbers[index]``; of many ranks each has its own index."""
+    if isinstance(index, Ranks):
+        return number(_array(numbers)[index.values])
+    return numbers[index]
+
+
+def picker(numbers: Sequence[int]) -> Callable[[int], int]:
+    """Return ``f(index)``, which is as :func:`pick` but also takes `numbers` of many ranks."""
+    rows: list[np.ndarray] = []
+
+    def find(index: int) -> int:
+        if not isinstance(index, Ranks):
+            return numbers[index]
+        if not rows:
+            several = (n.values if isinstance(n, Ranks) else n for n in numbers)
+            rows.append(np.array(np.broadcast_arrays(*several, index.values)[:-1]))
+        return number(rows[0][index.values, np.arange(len(index.values))])
+
+    return find
+
+
+def without(steps: Sequence[Any], gone: Sequence[int]) -> tuple[Any, ...]:
+    """Return the steps for which `gone` is not true; of many ranks each has its own answers."""
+    if not any(isinstance(each, Ranks) for each in gone):
+        return tuple([step for step, each in zip(steps, gone) if not each])
+    several = (each.values if isinstance(each, Ranks) else each for each in gone)
+    out = np.array(np.broadcast_arrays(*several)).astype(bool)
+    left = plain(number(len(steps) - out.sum(axis=0)))
+    # Rank by rank the indices of what is left; where they differ, there are steps of one kind.
+    indices = np.argsort(out, axis=0, kind="stable")[:left]
+    return tuple([_merged(steps, number(row)) for row in indices])
+
+
+def _merged(steps: Sequence[Any], index: int) -> Any:
+    """Return the step of an index; of many ranks, one step with the numbers of each one's step."""
+    if not isinstance(index, Ranks):
+        return steps[index]
+    first = int(index.values.min())
+    among, index = steps[first : int(index.values.max()) + 1], index - first
+    kind = type(among[0])
+    if any(type(step) is not kind for step in among):
+        raise TypeError("steps of several kinds")
+    columns = [[getattr(step, field.name) for step in among] for field in fields(kind)]
+    return kind(*(_field(column, index) for column in columns))
+
+
+def _field(values: Sequence[Any], index: int) -> Any:
+    if all(value is values[0] for value in values):
+        return values[0]
+    if isinstance(values[0], (tuple, range)):
+        return tuple([_field(row, index) for row in zip(*values, strict=True)])
+    return picker(values)(index)
+
+
+@lru_cache(maxsize=64)
+def _array(numbers: tuple[int, ...]) -> np.ndarray:
+    return np.array(numbers, np.int64)

@@ -167,7 +167,7 @@ def _prove_all(task: ProofTask) -> Result:
     for groups, roots in _roots(task, served):
         for arity, pieces in product(task.arities, cuts):
             several = None
-            if task.size * len(roots) >= _FEW and "groups" not in algorithm.uses:
+            if task.size * len(roots) >= _FEW:
                 several = proofs(algorithm, task.size, roots, arity, groups, pieces)
             if several is not None:
                 proved += several

@@ -242,33 +242,19 @@ class Columns:
 class Table:
     """The rounds of all seats; see the module.
 
-    Attributes
-    ----------
-    seats, width : int
-        Number of seats, and of cells of each.
-    first : array of int
-        The first round of each seat.
-    own, messages, blocks, reductions : array of int
-        Numbers of rounds of each seat, of messages and blocks that it sends, and of blocks that it
-        combines.
-    seat, stride, following, beside, before : array of int
-        Of each round: its seat, the step between elements of its ranges, the round behind it and
-        the first one of the next strand (-1 for none), and how many rounds end before it.
-    sends, receives, reads, actions : tuple of arrays
-        Of each round: the first element and the number of its ranges in the arrays below.
-    received : array of int
-        The send of each receive.
-    sender, receiver : array of int
-        Of each send: its round, and that of its receive.
-    read : array of int
-        Cell of each block that is sent.
-    kind, order, target, source, left : array
-        Of each action: RECV, REDUCE or COPY; its order in the round (equal ones at once); its cell;
-        the cell of a copy, or index in `read`; and whether what is received is the left operand.
-    written : array of bool
-        Of each cell: whether it is written.
-    strands : bool
-        Whether there are strands side by side.
+    Of each seat: `first`, its first round; `own`, `messages`, `blocks`, `reductions`, the numbers
+    of its rounds, of the messages and blocks that it sends, and of those that it combines.
+
+    Of each round: its `seat`; `following`, the round behind it, and `beside`, the first one of the
+    next strand (-1 for none); how many rounds end `before` it; and its ranges, as the first element
+    and the number of them, `stride` apart: `sends`, `receives`, `reads` and `actions`.
+
+    Of each send: the round of its `sender` and `receiver`.  Of each receive: the send, `received`.
+    Of each block that is sent: its cell, `read`.
+
+    Of each action: its `kind`, RECV, REDUCE or COPY; `order` in the round, equal for those at once;
+    the `target`, a cell; the `source`, the cell of a copy or an index in `read`; and whether what
+    is received is the `left` operand.  Of each cell: whether it is `written`.
     """
 
     def __init__(self, forms: list[Form], size: int, seats: int, count: int):

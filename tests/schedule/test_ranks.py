@@ -6,7 +6,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from mpidist.schedule.ranks import Ranks, Split, by_value, cases, choose, span
+from mpidist.schedule import Recv, Send
+from mpidist.schedule.ranks import (
+    Ranks,
+    Split,
+    by_value,
+    cases,
+    choose,
+    pick,
+    picker,
+    span,
+    without,
+)
 
 ARITHMETIC = [
     getattr(operator, f"__{name}__")
@@ -123,3 +134,26 @@ def test_choose_and_span_of_numbers_and_of_many_ranks():
     assert listed(choose(ranks < 2, ranks, -ranks), 4) == [0, 1, -2, -3]
     assert span(2, 5) == range(2, 5)
     assert [listed(n, 4) for n in span(ranks, ranks + 2)] == [[0, 1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_pick_and_picker_look_up_the_index_of_each_rank():
+    ranks = Ranks(np.array([2, 0, 1]))
+    assert pick((7, 8, 9), 1) == 8
+    assert listed(pick((7, 8, 9), ranks), 3) == [9, 7, 8]
+    assert listed(picker(range(5))(ranks), 3) == [2, 0, 1]
+    find = picker([ranks, ranks + 10, 5])
+    assert find(2) == 5 and find(0) is ranks
+    assert listed(find(Ranks(np.array([0, 1, 2]))), 3) == [2, 10, 5]
+
+
+def test_without_leaves_out_the_step_of_each_rank():
+    steps = [Send(3, (0, 1)), Send(4, (2, 3)), Send(5, (4, 5)), Recv(1)]
+    assert without(steps, [0, 1, 0, 0]) == (steps[0], steps[2], steps[3])
+    gone = Ranks(np.array([0, 2]))
+    first, second, last = without(steps, [gone == 0, False, gone == 2, False])
+    assert (listed(first.peer, 2), listed(second.peer, 2)) == ([4, 3], [5, 4])
+    assert [listed(n, 2) for n in second.blocks] == [[4, 2], [5, 3]] and last is steps[3]
+    with pytest.raises(Split):  # one rank has a step less than the other
+        without(steps, [gone == 0, False, False, False])
+    with pytest.raises(TypeError, match="several kinds"):
+        without(steps, [False, False, gone == 2, gone == 0])

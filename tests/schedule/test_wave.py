@@ -13,7 +13,7 @@ from mpidist.schedule.sweep import groupings, sweep
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
 
-ALGORITHMS = [a for a in algorithms() if "groups" not in a.uses]
+ALGORITHMS = algorithms()
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.label)
 
 
