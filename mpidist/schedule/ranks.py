@@ -37,14 +37,19 @@ class Split(BaseException):
         self.parts = parts
 
 
+class Unfit(Exception):
+    """A schedule without a fast proof; the Python machine proves it, or says what is wrong."""
+
+
 class Ranks:
     """The numbers `values` that many ranks have where a generator has one number."""
 
-    __slots__ = ("values",)
+    __slots__ = ("bound", "values")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, values: np.ndarray):
+    def __init__(self, values: np.ndarray, bound: int | None = None):
         self.values = values
+        self.bound = int(np.abs(values).max()) if bound is None else bound  # of their magnitude
 
     def __bool__(self) -> bool:
         """Return the truth of all values; raise Split if they differ."""
@@ -60,7 +65,7 @@ class Ranks:
         raise Split(by_value(self.values))
 
     def __neg__(self) -> Ranks:
-        return Ranks(-self.values)
+        return Ranks(-self.values, self.bound)
 
 
 def by_value(values: np.ndarray) -> list[np.ndarray]:
@@ -69,60 +74,59 @@ def by_value(values: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
 
 
-def number(values: np.ndarray) -> Any:
+def number(values: np.ndarray, bound: int | None = None) -> Any:
     """Return Ranks with these values, or a plain number if they are all the same."""
     first = values[0]
     if first == values[-1] and (values == first).all():
         return first.item()
-    return Ranks(values)
+    return Ranks(values, bound)
 
 
-def _operand(other: Any) -> Any:
-    """Return the other operand for numpy; None for one that is no whole number, or large."""
+def _operand(other: Any) -> tuple[Any, int] | None:
+    """Return an operand for numpy and its bound; None for one that is no whole number."""
     if isinstance(other, Ranks):
-        return other.values
-    return other if isinstance(other, (int, np.integer)) and -_LARGE < other < _LARGE else None
-
-
-def _largest(operand: Any) -> int:
-    return int(np.abs(operand).max())
-
-
-# Numbers of 64 bits wrap around where Python's grow; a sum of an array and a small number cannot
-# get there in any schedule, so only the others are checked.
-def _fits(name: str, left: Any, right: Any) -> bool:
-    """Return whether numpy's result is Python's, for operands whose result may not be."""
-    if name in ("lshift", "rshift"):
-        lowest, highest = int(np.min(right)), int(np.max(right))
-        if lowest < 0 or name == "rshift":
-            return lowest >= 0
-        return highest < 40 and _largest(left) << highest < _LARGE
-    if name == "mul":
-        return _largest(left) * _largest(right) < _LARGE
-    both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
-    return name not in ("add", "sub") or not both or _largest(left) + _largest(right) < _LARGE
+        return other.values, other.bound
+    return (other, abs(int(other))) if isinstance(other, (int, np.integer)) else None
 
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
 
 
+# Numbers of 64 bits wrap around where Python's grow, so every array carries a bound of its numbers.
+# It is computed from the bounds of the operands: to look at all numbers would take too long.
+def _bound(name: str, left: int, right: int) -> int:
+    """Return a bound of the result of an operator, from those of its operands."""
+    if name in _COMPARISONS:
+        return 1
+    if name in ("add", "sub"):
+        return left + right
+    if name == "mul":
+        return left * right
+    if name == "mod":
+        return right
+    if name in ("floordiv", "rshift"):
+        return left
+    if name == "lshift":
+        return left << min(right, 64)
+    return 1 << max(left, right).bit_length()
+
+
 def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     function = getattr(operator, f"__{name}__")
 
     def of(left: Any, right: Any) -> Any:
-        if left is None or right is None:
+        one, other = _operand(left), _operand(right)
+        if one is None or other is None:
             return NotImplemented
-        if name in _COMPARISONS:  # as int64: numpy adds two of its bools to a bool
-            return number(function(left, right).astype(np.int64))
-        if not _fits(name, left, right):
+        bound = _bound(name, one[1], other[1])
+        if bound >= _LARGE or (name in ("lshift", "rshift") and np.min(other[0]) < 0):
             raise OverflowError(f"{name} of numbers of 64 bits")
-        return number(function(left, right))
+        found = function(one[0], other[0])
+        # As int64: numpy adds two of its bools to a bool.
+        return number(found.astype(np.int64) if name in _COMPARISONS else found, bound)
 
-    return (
-        lambda self, other: of(self.values, _operand(other)),
-        lambda self, other: of(_operand(other), self.values),
-    )
+    return of, lambda self, other: of(other, self)
 
 
 for _name in (*_ARITHMETIC, *_COMPARISONS):

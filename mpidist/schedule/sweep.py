@@ -20,12 +20,13 @@ from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
+from .rounds import Fold, Parallel, Schedule, steps_of
 from .wave import proofs
 
 _SEATS = 4096  # ranks of all proofs that are done at once, by which the memory is limited
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
-_FEW = 40  # ranks of all proofs below which the Python machine is as fast
+_LITTLE = 1500  # steps of all proofs below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
@@ -167,21 +168,52 @@ def _prove_all(task: ProofTask) -> Result:
     for groups, roots in _roots(task, served):
         for arity, pieces in product(task.arities, cuts):
             several = None
-            if task.size * len(roots) >= _FEW:
+            given = {"root": roots[0], "arity": arity, "groups": groups, "pieces": pieces}
+            if _steps(algorithm, task.size, given) * len(roots) >= _LITTLE:
                 several = proofs(algorithm, task.size, roots, arity, groups, pieces)
             if several is not None:
                 proved += several
                 continue
             for root in roots:
-                given: dict[str, Any] = {"arity": arity, "groups": groups, "segments": pieces}
                 try:
-                    proved.append(prove(task.collective, algorithm, task.size, root, **given))
+                    proved.append(
+                        prove(
+                            task.collective,
+                            algorithm,
+                            task.size,
+                            root,
+                            arity=arity,
+                            groups=groups,
+                            segments=pieces,
+                        )
+                    )
                 except Exception as error:
                     text = _describe(algorithm, task.size, root, arity, groups, pieces, error)
                     faults.append((root, text))
     messages = sum(proof.messages for proof in proved)
     fault = min(faults, key=lambda item: item[0])[1] if faults else None
     return Result(task, len(proved), messages, time.perf_counter() - begin, fault)
+
+
+def _steps(algorithm: Algorithm, size: int, given: dict[str, Any]) -> int:
+    """Return about how many steps all ranks have together, from those of three ranks."""
+    ranks = sorted({0, size // 2, size - 1})
+    try:
+        found = [_count(part) for part in algorithm.schedules(ranks, size, **given)]
+    except Exception:  # of a faulty generator: its proof describes it
+        return 0
+    return sum(found) * size // len(ranks)
+
+
+def _count(schedule: Schedule) -> int:
+    number = 0
+    for item in schedule:
+        if isinstance(item, Parallel):
+            number += sum(map(_count, item.strands))
+        else:
+            steps = steps_of(item)
+            number += sum(len(s.peers) if isinstance(s, Fold) else 1 for s in steps)
+    return number
 
 
 def _roots(task: ProofTask, served: list[Groups]) -> Iterator[tuple[Groups, list[int]]]:

@@ -1,8 +1,7 @@
 """The table of a schedule: the rounds of all ranks, for several roots, as flat arrays.
 
-A *seat* is one rank of one of the proofs, each of which has its root: seat ``i * size + rank``.
-Every seat has its own *cells*, one for each block of "in", "out" and "tmp".  Sends are matched with
-receives by peer, strand and order, before anything runs.
+Seats and cells are those of :mod:`.state`.  Sends are matched with receives by peer, strand and
+order, before anything runs.
 
 Seats whose rounds have the same steps, but for the numbers of peers and blocks, are a *form*.  Its
 numbers are a matrix with a row for each number and a column for each seat, so that the arrays of a
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .ranks import Ranks, cases
+from .ranks import Ranks, Unfit, cases
 from .registry import Algorithm, Groups
 from .rounds import BUFFERS, Blocks, Copy, Recv, Reduce, Send
 from .unrolled import Strands, Written, materialise
@@ -33,10 +32,6 @@ _KINDS = {Send: SEND, Recv: RECV, Reduce: REDUCE}
 _LARGE = 1 << 24  # a number of blocks
 _NUMBER = {name: i for i, name in enumerate(BUFFERS)}
 Signature = tuple[Any, ...]  # of a schedule: its rounds, and (None, *signatures) for a parallel
-
-
-class Unfit(Exception):
-    """A schedule that no table can have; the Python machine proves it, or says what is wrong."""
 
 
 class Form:

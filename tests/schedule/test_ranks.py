@@ -78,6 +78,7 @@ def test_by_value_has_every_index_once():
         lambda r: r * (1 << 39),
         lambda r: 1 << (r + 60),
         lambda r: r << -1,
+        lambda r: r + 2**70,
         lambda r: r >> -1,
         lambda r: (r * (1 << 30)) * (1 << 30),
     ],
@@ -87,9 +88,7 @@ def test_what_would_wrap_around_is_an_error(wrong):
         wrong(Ranks(np.arange(4, 8)))
 
 
-@pytest.mark.parametrize(
-    "wrong", [lambda r: r + 2**70, lambda r: r / 2, lambda r: {r: 1}, lambda r: iter(r), len]
-)
+@pytest.mark.parametrize("wrong", [lambda r: r / 2, lambda r: {r: 1}, lambda r: iter(r), len])
 def test_what_numbers_cannot_do_is_an_error(wrong):
     with pytest.raises(TypeError):
         wrong(Ranks(np.arange(4)))

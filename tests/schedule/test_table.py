@@ -5,7 +5,8 @@ import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.schedule import Algorithm, Recv, Send, find, parallel
-from mpidist.schedule.table import Table, Unfit, forms_of, ranged
+from mpidist.schedule.ranks import Unfit
+from mpidist.schedule.table import Table, forms_of, ranged
 
 
 def broadcast(function, blocks=1):
