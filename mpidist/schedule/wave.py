@@ -18,6 +18,7 @@ from .contract import Contract
 from .machine import Proof
 from .ranks import Unfit
 from .registry import Algorithm, Groups
+from .shared import shared_proofs
 from .state import State
 from .table import COPY, RECV, REDUCE, Table, forms_of, ranged
 
@@ -36,12 +37,29 @@ def proofs(
     """
     count = algorithm.block_count(size, groups=groups) * pieces
     try:
-        forms = forms_of(algorithm, size, roots, arity, groups, pieces)
-        table = Table(forms, size, size * len(roots), count)
-        found = _Wave(algorithm.contract, table, roots, algorithm.equal_blocks).run()
+        if algorithm.memory is not None:
+            if groups is not None and len(groups) > 1:
+                return None
+            found = shared_proofs(algorithm, size, roots, count, arity, pieces)
+        else:
+            found = _by_messages(algorithm, size, roots, count, arity, groups, pieces)
     except Exception:  # Unfit, and whatever a generator raises
         return None
     return None if algorithm.ordered and not all(proof.ordered for proof in found) else found
+
+
+def _by_messages(
+    algorithm: Algorithm,
+    size: int,
+    roots: Sequence[int],
+    count: int,
+    arity: int,
+    groups: Groups | None,
+    pieces: int,
+) -> list[Proof]:
+    forms = forms_of(algorithm, size, roots, arity, groups, pieces)
+    table = Table(forms, size, size * len(roots), count)
+    return _Wave(algorithm.contract, table, roots, algorithm.equal_blocks).run()
 
 
 class _Wave(State):

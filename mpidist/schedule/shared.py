@@ -1,0 +1,396 @@
+"""Fast proofs of schedules in shared memory, for many roots at once, by numpy.
+
+All ranks of a schedule come to the same meetings, and between two of them is a *phase*.  What a
+rank does in a phase is before what another one does in a later phase, if that one has awaited it at
+a meeting in between.  So it is enough to run phase by phase, and to check of every two accesses to
+a cell, one of them a write, that one is before the other::
+
+    phase 0        meeting 1    phase 1             meeting 2     phase 2
+    copy to slot   of all       read others' slots  of all        …
+
+It is stricter than :mod:`.races`: what a rank has heard through a third one does not count.  It
+knows meetings of all ranks of one node, and no messages; the Python machine proves the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .machine import Proof
+from .memories import Memory
+from .ranks import Ranks, Unfit, cases
+from .registry import Algorithm
+from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Step, block_tuple
+from .state import State
+from .unrolled import Strands, materialise
+
+_WRITES = 4  # most writes to one cell
+_MANY = 100_000  # accesses that are checked at once
+_CASES = 24  # beyond, the Python machine is as fast
+
+
+@dataclass(slots=True)
+class Access:
+    """Accesses of one step: a row of cells for each block, a column for each seat.
+
+    Of several steps, all five are arrays of one element for each access.
+    """
+
+    cells: np.ndarray
+    seats: np.ndarray
+    phase: Any
+    round: Any
+    step: Any
+
+
+def _joined(accesses: Iterable[Access]) -> Iterator[Access]:
+    """Yield accesses of several steps together, as many as a cache holds."""
+    batch: list[Access] = []
+    total = 0
+    for access in accesses:
+        batch.append(access)
+        total += access.cells.size
+        if total > _MANY:
+            yield _join(batch)
+            batch, total = [], 0
+    if batch:
+        yield _join(batch)
+
+
+def _join(batch: list[Access]) -> Access:
+    lengths = [each.cells.size for each in batch]
+    return Access(
+        np.concatenate([each.cells.ravel() for each in batch]),
+        np.concatenate([np.broadcast_to(e.seats, e.cells.shape).ravel() for e in batch]),
+        np.repeat([each.phase for each in batch], lengths),
+        np.repeat([each.round for each in batch], lengths),
+        np.repeat([each.step for each in batch], lengths),
+    )
+
+
+@dataclass(slots=True)
+class Part:
+    """The seats with one case of rounds, and the rounds by phase."""
+
+    seats: np.ndarray
+    phases: list[list[tuple[Step, ...]]]
+    meetings: list[Meet]
+    rounds: int = 0  # so far; a copy apart from others counts as one
+
+
+def shared_proofs(
+    algorithm: Algorithm, size: int, roots: Sequence[int], count: int, arity: int, pieces: int
+) -> list[Proof]:
+    """Return the proofs of a schedule in memory of one node, for each root.
+
+    Raises Unfit, or what the generator raises, if not all of them are found.
+    """
+
+    def written(rank: Any, root: Any) -> Any:
+        return materialise(algorithm.schedule(rank, size, root, arity, None, pieces))
+
+    ranks = np.tile(np.arange(size), len(roots))
+    found = cases(written, ranks, np.repeat(np.asarray(roots), size), limit=_CASES)
+    parts = []
+    for seats, rounds in found:
+        part = Part(seats, [[]], [])
+        for item in rounds:
+            if isinstance(item, Strands):
+                raise Unfit("strands in shared memory")
+            if len(item) == 1 and isinstance(item[0], Meet):
+                part.meetings.append(item[0])
+                part.phases.append([])
+            else:
+                part.phases[-1].append(item)
+        parts.append(part)
+    return _Shared(algorithm, size, roots, count).run(parts)
+
+
+class _Shared(State):
+    """The cells of all seats, and the accesses to them."""
+
+    def __init__(self, algorithm: Algorithm, size: int, roots: Sequence[int], count: int):
+        contract, memory = algorithm.contract, algorithm.memory
+        assert memory is not None
+        if contract.idempotent:
+            raise Unfit("what ranks learn in a meeting")
+        self.reach: Memory = memory
+        buffers = memory.buffers
+        width = len(buffers) * count
+        super().__init__(contract, size, roots, count, width, algorithm.equal_blocks, reached=True)
+        self.offset = {name: k * count for k, name in enumerate(buffers)}
+        self.clock, self.own = np.zeros((2, self.seats), np.int64)
+        self.reductions, self.stores, self.reads = np.zeros((3, self.seats), np.int64)
+        self.known = [np.zeros((self.seats, size), np.int16)]  # by phase: the last meeting awaited
+        self.read: list[Access] = []
+        self.stored: list[Access] = []  # in other ranks' cells
+        cells = len(self.memory)
+        self.writes = np.zeros(cells, np.int8)
+        self.writer = np.full((_WRITES, cells), -1, np.int32)
+        self.when = np.zeros((3, _WRITES, cells), np.int16)  # phase, round, step
+        self.same = np.zeros((_WRITES, cells), bool)  # the block that "in" has in place
+
+    def run(self, parts: list[Part]) -> list[Proof]:
+        """Run all phases, check the accesses and the end state, and return the proofs."""
+        meetings = {len(part.meetings) for part in parts}
+        if len(meetings) > 1:
+            raise Unfit("more meetings of some ranks")
+        together = False
+        for phase in range(meetings.pop() + 1):
+            if phase:
+                together = self._meet(phase, parts) or together
+            for part in parts:
+                for steps in part.phases[phase]:
+                    self._round(part, phase, steps)
+        self._check(together)
+        depth = self.clock.reshape(-1, self.size).max(axis=1)
+        return self.proofs(
+            depth,
+            own=self.own,
+            reductions=self.reductions,
+            meetings=np.full(self.seats, len(parts[0].meetings)),
+            reads=self.reads,
+            stores=self.stores,
+        )
+
+    def _meet(self, phase: int, parts: list[Part]) -> bool:
+        """Let all seats meet before a phase; return whether all await all."""
+        known, clock = self.known[-1].copy(), self.clock.reshape(-1, self.size)
+        everyone, together = tuple(range(self.size)), True
+        after = np.empty_like(self.clock)
+        for part in parts:
+            step, seats = part.meetings[phase - 1], part.seats
+            if step.group != range(self.size) and tuple(step.group) != everyone:
+                raise Unfit("a meeting of some ranks")
+            self.own[seats] += 1
+            proof = seats // self.size
+            if step.awaits is None:
+                known[seats] = phase
+                after[seats] = np.maximum(self.clock[seats], clock[proof].max(axis=1)) + 1
+                continue
+            together = False
+            after[seats] = self.clock[seats]
+            for rank in _rows(step.awaits, len(seats)):
+                if (rank < 0).any() or (rank >= self.size).any():
+                    raise Unfit("a rank that does not exist")
+                known[seats, rank] = phase
+                after[seats] = np.maximum(after[seats], clock[proof, rank])
+            after[seats] += 1
+        self.known.append(known)
+        self.clock = after
+        return together
+
+    # -- accesses -------------------------------------------------------------------------------
+
+    def _round(self, part: Part, phase: int, steps: tuple[Step, ...]) -> None:
+        """Do a round of a part: all its reads, then all its writes."""
+        self.own[part.seats] += 1
+        if any(isinstance(step, (Get, Put, Fold)) for step in steps):
+            self.clock[part.seats] += 1
+            self._perform(part, phase, steps)
+        else:
+            for step in steps:  # copies alone are done one after the other
+                self._perform(part, phase, (step,))
+
+    def _perform(self, part: Part, phase: int, steps: tuple[Step, ...]) -> None:
+        seats, lanes = part.seats, len(part.seats)
+        part.rounds += 1
+        writes: list[tuple[np.ndarray, np.ndarray, int, Any]] = []
+        folds: dict[int, list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]] = {}
+        for index, step in enumerate(steps):
+            if isinstance(step, Fold):
+                peers, read, target = self._fold(seats, step)
+                folds.setdefault(len(peers), []).append((index, peers, read, target))
+                self.reductions[seats] += (len(peers) - 1) * len(target)
+                self._record_read(read.reshape(-1, lanes), seats, phase, part.rounds, index)
+                continue
+            if not isinstance(step, (Get, Put, Copy)):
+                raise Unfit("messages in shared memory")
+            source, target, same = self._transfer(seats, step)
+            self._record_read(source, seats, phase, part.rounds, index)
+            writes.append((target, self._values(source), index, same))
+        for several in folds.values():
+            peers = np.concatenate([np.repeat(p[:, None], len(t), 1) for _, p, _, t in several], 1)
+            read = np.concatenate([r for _, _, r, _ in several], axis=1)
+            flat = peers.reshape(len(peers), -1)
+            values = self.terms.fold(flat, self._values(read).reshape(len(peers), -1))
+            begin = 0
+            for index, _, _, target in several:
+                end = begin + target.size
+                writes.append((target, values[begin:end].reshape(target.shape), index, False))
+                begin = end
+        for target, values, index, same in writes:
+            self._write(target, values, same, Access(target, seats, phase, part.rounds, index))
+
+    def _values(self, cells: np.ndarray) -> np.ndarray:
+        values = self.memory[cells]
+        if (values < 0).any():
+            raise Unfit("reads where nothing was written")
+        return values
+
+    def _transfer(self, seats: np.ndarray, step: Get | Put | Copy) -> tuple[Any, Any, Any]:
+        """Return the cells that are read and written, and whether they are one block of "in"."""
+        if isinstance(step, Copy):
+            here, there = step.source_blocks, step.target_blocks
+            source = target = seats
+        else:
+            here = step.blocks
+            there = here if step.to is None else step.to
+            other = self._owners(seats, step.peer)
+            source, target = (other, seats) if isinstance(step, Get) else (seats, other)
+            does, buffer = ("read", step.source) if source is other else ("write", step.target)
+            if (other == seats).any() or self.reach.why_not(does, buffer):
+                raise Unfit("a peer or buffer that it does not reach")
+        read, write = _blocks(here, len(seats)), _blocks(there, len(seats))
+        if len(read) != len(write):
+            raise Unfit("a copy to more or fewer blocks")
+        same = read == write
+        if not isinstance(step, Copy) or (step.source, step.target) != ("in", "out"):
+            same = np.zeros_like(same)
+        cells = self._cells(source, step.source, read), self._cells(target, step.target, write)
+        return *cells, same
+
+    def _fold(self, seats: np.ndarray, step: Fold) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the peers, the cells of the operands by peer and block, and the targets."""
+        lanes = len(seats)
+        peers = _rows(step.peers, lanes)
+        here = _blocks(step.blocks, lanes)
+        there = here if step.to is None else _blocks(step.to, lanes)
+        ranks = np.sort(peers, axis=0)
+        distinct = (ranks[1:] != ranks[:-1]).all()
+        if not len(peers) or len(here) != len(there) or not distinct:
+            raise Unfit("a fold of no ranks, or of one twice")
+        owners = self._owners(seats, peers)
+        mine = owners == seats
+        if not mine.all() and self.reach.why_not("read", step.source):
+            raise Unfit("a buffer that it does not reach")
+        read = self._cells(owners[:, None], step.source, here)
+        if step.own is not None:
+            own = self._cells(seats, step.own, there)
+            read = np.where(mine[:, None], own, read)
+        return peers, read, self._cells(seats, step.target, there)
+
+    def _owners(self, seats: np.ndarray, ranks: Any) -> np.ndarray:
+        ranks = ranks.values if isinstance(ranks, Ranks) else np.asarray(ranks)
+        if ranks.dtype.kind not in "iu" or (ranks < 0).any() or (ranks >= self.size).any():
+            raise Unfit("a rank that does not exist")
+        return np.broadcast_to(seats - seats % self.size + ranks, (*ranks.shape[:-1], len(seats)))
+
+    def _cells(self, owners: np.ndarray, buffer: str, blocks: np.ndarray) -> np.ndarray:
+        if (blocks < 0).any() or (blocks >= self.count).any():
+            raise Unfit("a block that does not exist")
+        return owners * self.width + self.offset[buffer] + blocks
+
+    def _record_read(
+        self, cells: np.ndarray, seats: np.ndarray, phase: int, number: int, index: int
+    ) -> None:
+        self.read.append(Access(cells, seats, phase, number, index))
+        others = cells // self.width != seats
+        self.reads[seats] += others.sum(axis=0)
+        out = cells % self.width // self.count == 1
+        if (others & out & ~self.written[cells]).any():
+            raise Unfit("reads 'out' of a rank that has not written it")
+
+    def _write(self, cells: np.ndarray, values: np.ndarray, same: Any, access: Access) -> None:
+        inside = cells % self.width
+        if (inside < self.count).any():
+            raise Unfit("a write to the input")
+        caller = inside < 3 * self.count  # not in a slot, which any block fits
+        self.check_lengths(cells[caller], values[caller])
+        place = self.writes[cells]
+        if (place >= _WRITES).any():
+            raise Unfit("many writes to one block")
+        numbers = np.arange(cells.size).reshape(cells.shape)
+        self.memory[cells] = numbers
+        if (self.memory[cells] != numbers).any():
+            raise Unfit("is written twice in one round")
+        self.memory[cells], self.written[cells] = values, True
+        self.writer[place, cells] = access.seats
+        for when, number in zip(self.when, (access.phase, access.round, access.step)):
+            when[place, cells] = number
+        self.same[place, cells] = same
+        self.writes[cells] += 1
+        others = cells // self.width != access.seats
+        if others.any():
+            self.stores[access.seats] += others.sum(axis=0)
+            self.stored.append(access)
+
+    # -- races ----------------------------------------------------------------------------------
+
+    def _check(self, together: bool) -> None:
+        """Raise Unfit if two accesses to a cell may be at the same time, or with the caller's."""
+        known = np.stack(self.known)
+        for access in _joined((*self.read, *self.stored)):
+            self._check_owner(access, known, together)
+        most = int(self.writes.max(initial=0))
+        for later in range(1, most):
+            cells = np.flatnonzero(self.writes > later)
+            for earlier in range(later):
+                one, other = self._when(earlier, cells), self._when(later, cells)
+                alone = one[0] != other[0]
+                apart = ~alone & (one[2] != other[2])
+                if not (apart | alone & self._before(known, one, other)).all():
+                    raise Unfit("a race of two writes")
+        for access in _joined(self.read):
+            for k in range(most):
+                self._check_read(access, k, known)
+
+    def _check_read(self, access: Access, k: int, known: np.ndarray) -> None:
+        """Raise Unfit if the write number k to what is read is neither before nor after."""
+        cells, me = access.cells, (access.seats, access.phase, access.round, access.step)
+        write = self._when(k, cells)
+        mine = write[0] == me[0]
+        fine = (write[2] != me[2]) | (write[3] == me[3])
+        others = np.flatnonzero(~mine & (write[0] >= 0))
+        one, other = ([each[others] for each in either] for either in (write, me))
+        fine[others] = self._before(known, one, other) | self._before(known, other, one)
+        if not (fine | (write[0] < 0)).all():
+            raise Unfit("a race of a read and a write")
+        if self.contract.input_buffer == "in":
+            return
+        # In place, "in" is gone when "out" is written.
+        inside = np.flatnonzero(cells % self.width < self.count)
+        there = cells[inside] + self.count
+        seats, phases, rounds, steps = (each[inside] for each in me)
+        write = self._when(k, there)
+        mine = (rounds < write[2]) | (rounds == write[2]) & (steps == write[3])
+        fine = np.where(write[0] == seats, mine, self._before(known, (seats, phases), write))
+        if not (fine | (write[0] < 0) | self.same[k][there]).all():
+            raise Unfit("reads 'in' when 'out' may be written")
+
+    def _when(self, k: int, cells: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return seat (-1 for none), phase, round and step of the write number k to cells."""
+        return (self.writer[k][cells], *(when[k][cells] for when in self.when))
+
+    def _before(self, known: np.ndarray, one: Sequence[Any], other: Sequence[Any]) -> np.ndarray:
+        """Return whether `other`, of another seat, is in a phase that has awaited `one`."""
+        return known[other[1], other[0], one[0] % self.size] > one[1]
+
+    def _check_owner(self, access: Access, known: np.ndarray, together: bool) -> None:
+        """Raise Unfit if the owner of a cell may not have called yet, or may have returned."""
+        owners, seats = access.cells // self.width, access.seats
+        scratch = access.cells % self.width >= 3 * self.count
+        entered = known[access.phase, seats, owners % self.size] >= 1
+        returned = known[-1, owners, seats % self.size]
+        late = np.where(scratch, together | (returned >= 1), returned > access.phase)
+        if not ((owners == seats) | (late & (scratch | entered))).all():
+            raise Unfit("an access that may be outside of the owner's call")
+
+
+def _rows(numbers: Iterable[Any], lanes: int) -> np.ndarray:
+    """Return a row for each number, with a column for each seat."""
+    items = list(numbers)
+    if not all(isinstance(n, (int, Ranks)) for n in items):
+        raise Unfit("a rank or block that is no whole number")
+    rows = np.empty((len(items), lanes), np.int64)
+    for row, n in zip(rows, items):
+        row[:] = n.values if isinstance(n, Ranks) else n
+    return rows
+
+
+def _blocks(spec: Blocks, lanes: int) -> np.ndarray:
+    return _rows(block_tuple(spec), lanes)
