@@ -156,8 +156,9 @@ class State:
         self.memory = np.full(self.seats * width, -1, np.int32)
         self.written = np.zeros(self.seats * width, bool)
         seats, blocks = self._blocks(contract.input_blocks)
-        self.terms = TermArrays(len(seats), size, contract.idempotent)
-        place, leaves = seats * width + blocks, self.terms.leaves(self.ranks[seats], blocks)
+        self.terms = TermArrays(size * count, size, contract.idempotent)
+        self.terms.leaves(np.repeat(np.arange(size), count), np.tile(np.arange(count), size))
+        place, leaves = seats * width + blocks, self.ranks[seats] * count + blocks
         if contract.input_buffer == "out":
             self.memory[place + count] = leaves
         if reached or contract.input_buffer == "in":

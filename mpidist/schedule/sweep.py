@@ -20,13 +20,14 @@ from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
-from .rounds import Fold, Parallel, Schedule, steps_of
+from .rounds import Copy, Fold, Parallel, Schedule, block_tuple, steps_of
 from .wave import proofs
 
-_SEATS = 4096  # ranks of all proofs that are done at once, by which the memory is limited
+_SEATS = 16384  # most ranks of all proofs of a task
+_MANY = 1_000_000  # blocks in the steps of all proofs that are done at once: about 150 MB
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 _EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
-_LITTLE = 1500  # steps of all proofs below which the Python machine is as fast
+_LITTLE = 1500  # blocks in the steps of all proofs, below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
@@ -41,7 +42,7 @@ class ProofTask:
     name: str
     module: str  # that defines the algorithm
     size: int
-    roots: range
+    roots: tuple[int, ...]
     arities: tuple[int, ...]
 
 
@@ -73,16 +74,15 @@ def groupings(size: int) -> list[Groups]:
 def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Iterator[ProofTask]:
     """Yield the proofs of an algorithm for one size as tasks of about equal length."""
     # In shared memory only some roots of many ranks: there a proof takes p² accesses for each root.
-    parts = [range(size) if algorithm.contract.rooted else range(1)]
+    roots = tuple(range(size)) if algorithm.contract.rooted else (0,)
     if algorithm.contract.rooted and algorithm.memory is not None and size > _EVERY_PAIR:
-        parts = [range(root, root + 1) for root in (0, size // 2, size - 1)]
+        roots = (0, size // 2, size - 1)
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
     step = max(1, _SEATS // size)
-    for roots in parts:
-        for start in range(0, len(roots), step):
-            part = roots[start : start + step]
-            yield ProofTask(algorithm.collective, algorithm.name, module, size, part, arities)
+    for start in range(0, len(roots), step):
+        part = roots[start : start + step]
+        yield ProofTask(algorithm.collective, algorithm.name, module, size, part, arities)
 
 
 def results_of(tasks: list[ProofTask], jobs: int | None) -> Iterator[Result]:
@@ -158,7 +158,7 @@ def _prove_batch(batch: list[ProofTask]) -> list[Result]:
 
 def _prove_all(task: ProofTask) -> Result:
     """Return the result of a task; an error in a generator counts as a counter-example."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     algorithm = find(task.collective, task.name).algorithm
     every = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
     served = [groups for groups in every if algorithm.unsupported(task.size, groups) is None]
@@ -167,52 +167,54 @@ def _prove_all(task: ProofTask) -> Result:
     faults: list[tuple[int, str]] = []  # root and text
     for groups, roots in _roots(task, served):
         for arity, pieces in product(task.arities, cuts):
-            several = None
             given = {"root": roots[0], "arity": arity, "groups": groups, "pieces": pieces}
-            if _steps(algorithm, task.size, given) * len(roots) >= _LITTLE:
-                several = proofs(algorithm, task.size, roots, arity, groups, pieces)
-            if several is not None:
-                proved += several
-                continue
-            for root in roots:
+            work = _work(algorithm, task.size, given)
+            few = max(1, _MANY // work) if work * len(roots) >= _LITTLE else 0
+            slow: list[int] = []
+            for part in [roots[i : i + few] for i in range(0, len(roots), few)] if few else ():
+                several = proofs(algorithm, task.size, part, arity, groups, pieces)
+                proved += several or ()
+                slow += part if several is None else ()
+            for root in slow if few else roots:
                 try:
-                    proved.append(
-                        prove(
-                            task.collective,
-                            algorithm,
-                            task.size,
-                            root,
-                            arity=arity,
-                            groups=groups,
-                            segments=pieces,
-                        )
+                    proof = prove(
+                        task.collective,
+                        algorithm,
+                        task.size,
+                        root,
+                        arity=arity,
+                        groups=groups,
+                        segments=pieces,
                     )
+                    proved.append(proof)
                 except Exception as error:
                     text = _describe(algorithm, task.size, root, arity, groups, pieces, error)
                     faults.append((root, text))
     messages = sum(proof.messages for proof in proved)
     fault = min(faults, key=lambda item: item[0])[1] if faults else None
-    return Result(task, len(proved), messages, time.perf_counter() - begin, fault)
+    return Result(task, len(proved), messages, time.process_time() - begin, fault)
 
 
-def _steps(algorithm: Algorithm, size: int, given: dict[str, Any]) -> int:
-    """Return about how many steps all ranks have together, from those of three ranks."""
+def _work(algorithm: Algorithm, size: int, given: dict[str, Any]) -> int:
+    """Return about how many blocks the steps of all ranks have, from those of three ranks."""
     ranks = sorted({0, size // 2, size - 1})
     try:
-        found = [_count(part) for part in algorithm.schedules(ranks, size, **given)]
+        found = [_blocks(part) for part in algorithm.schedules(ranks, size, **given)]
     except Exception:  # of a faulty generator: its proof describes it
         return 0
     return sum(found) * size // len(ranks)
 
 
-def _count(schedule: Schedule) -> int:
+def _blocks(schedule: Schedule) -> int:
     number = 0
     for item in schedule:
         if isinstance(item, Parallel):
-            number += sum(map(_count, item.strands))
-        else:
-            steps = steps_of(item)
-            number += sum(len(s.peers) if isinstance(s, Fold) else 1 for s in steps)
+            number += sum(map(_blocks, item.strands))
+            continue
+        for step in steps_of(item):
+            spec = step.source_blocks if isinstance(step, Copy) else getattr(step, "blocks", 0)
+            each = len(step.peers) if isinstance(step, Fold) else 1
+            number += each * max(1, len(block_tuple(spec)))
     return number
 
 
@@ -386,7 +388,7 @@ def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:
     """Return the Row that sums up an algorithm's results over all sizes."""
     label = (algorithm.collective, algorithm.name)
     mine = [r for r in results if (r.task.collective, r.task.name) == label]
-    mine.sort(key=lambda r: (r.task.size, r.task.roots.start))
+    mine.sort(key=lambda r: (r.task.size, r.task.roots[0]))
     served = {r.task.size for r in mine if r.proofs or r.counterexample}
     return Row(
         *label,

@@ -241,7 +241,8 @@ class Table:
     of its rounds, of the messages and blocks that it sends, and of those that it combines.
 
     Of each round: its `seat`; `following`, the round behind it, and `beside`, the first one of the
-    next strand (-1 for none); how many rounds end `before` it; and its ranges, as the first element
+    next strand (-1 for none); how many rounds end `before` it; whether it is `crowded`, so that a
+    receive could overwrite what another of its steps uses; and its ranges, as the first element
     and the number of them, `stride` apart: `sends`, `receives`, `reads` and `actions`.
 
     Of each send: the round of its `sender` and `receiver`.  Of each receive: the send, `received`.
@@ -274,7 +275,7 @@ class Table:
         self.reads = columns.get("reads", "reads_count")
         self.actions = columns.get("actions", "actions_count")
         self.read, self.target, self.left = columns.get("read", "target", "left")
-        self.kind, self.order = columns.get("kind", "order")
+        self.kind, self.order, self.crowded = columns.get("kind", "order", "crowded")
 
     def _add(self, form: Form, columns: Columns, base: np.ndarray) -> np.ndarray:
         """Append the arrays of a form; `base` has the numbers of elements so far, and the result.
@@ -321,6 +322,9 @@ class Table:
             columns.add(**{name: np.repeat(acts[:, column], lanes)})
         if (acts[:, 6] == _NUMBER["in"]).any():
             raise Unfit("a write to the input")
+        columns.add(
+            crowded=np.repeat(self._crowded(plan, acts, columns.pieces["read"][-1], target), lanes)
+        )
         self._check_strands(form, columns.pieces["read"][-1], target, source)
         for k, name in enumerate(("sends", "receives", "reads", "actions")):
             columns.add(**{name: flat(plan[:, k], k)})
@@ -343,6 +347,22 @@ class Table:
         blocks += self._offsets[buffers][:, None]
         blocks += form.seats * self.width
         return blocks
+
+    def _crowded(
+        self, plan: np.ndarray, acts: np.ndarray, read: np.ndarray, target: np.ndarray
+    ) -> np.ndarray:
+        """Return for each round whether a receive could overwrite what another step uses.
+
+        It cannot in a round of one block that is sent and one that is received, if they differ.
+        """
+        received = np.isin(
+            np.arange(len(plan)), np.repeat(np.arange(len(plan)), plan[:, 7])[acts[:, 0] == RECV]
+        )
+        single = (plan[:, 6] < 2) & (plan[:, 7] < 2)
+        pairs = single & received & (plan[:, 6] == 1)
+        sent = read.reshape(-1, target.shape[1])[plan[pairs, 2]]
+        pairs[pairs] = (sent == target[plan[pairs, 3]]).any(axis=1)
+        return received & (~single | pairs)
 
     def _check_strands(
         self, form: Form, read: np.ndarray, target: np.ndarray, source: np.ndarray
