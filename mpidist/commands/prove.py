@@ -58,7 +58,7 @@ def _complete(
     short_help="Prove algorithms, or pipeline schedules, for 1 to 33 ranks or others.",
     epilog=examples(
         "mpidist prove",
-        "mpidist prove --ranks 1-64 --jobs 2",
+        "mpidist prove --ranks 1-128 --jobs 2",
         "mpidist prove allreduce ring in_place",
         "mpidist prove allreduce tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
@@ -146,7 +146,8 @@ def prove_command(
     """Prove each ALGORITHM of each COLLECTIVE (by default all), for each of the numbers of --ranks.
 
     Each proof is for one number of ranks, one root and one grouping of the ranks into nodes; it
-    says nothing about other numbers.  All ranks run symbolically.  A proof shows that no rank
+    says nothing about other numbers.  All ranks run symbolically, and all roots together; the
+    seconds of a row are CPU time.  A proof shows that no rank
     deadlocks, that every contribution arrives exactly once, and, where the algorithm claims it,
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
     code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds.

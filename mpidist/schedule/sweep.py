@@ -282,7 +282,7 @@ class Row:
     messages : int
         Number of messages in all proofs together.
     seconds : float
-        Time on all cores together.
+        CPU time of the proofs, on all cores together.
     counterexample : str or None
         The first counter-example, of the smallest size; None if everything was proved.
     """
