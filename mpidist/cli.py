@@ -12,7 +12,7 @@ from .commands.main import Main
 from .errors import UnknownName
 
 COMMANDS = (
-    *("bench", "completion", "demo", "explain", "export", "flight", "info", "list"),
+    *("bench", "check", "completion", "demo", "explain", "export", "flight", "info", "list"),
     *("prove", "rollcall", "run", "show", "slurm", "tune"),
 )
 

@@ -80,13 +80,14 @@ class WeakHook:
         return partial, (nothing,)
 
 
-Purpose = Literal["framework", "wrapper", "stage", "traced", "loss", "loader"]
+Purpose = Literal["framework", "wrapper", "stage", "traced", "loss", "loader", "taps"]
 
 ADAPTERS: dict[str | None, dict[Purpose, str]] = {
     None: {
         "framework": "mpidist.frameworks.arrays",
         "wrapper": "mpidist.parallel.array_wrapper",
         "stage": "mpidist.pipeline.array_stage",
+        "taps": "mpidist.oracle.array_taps",
     },
     "torch": {
         "framework": "mpidist.torch.framework",
@@ -95,6 +96,7 @@ ADAPTERS: dict[str | None, dict[Purpose, str]] = {
         "traced": "mpidist.torch.traced",
         "loss": "mpidist.torch.losses",
         "loader": "mpidist.torch.loader",
+        "taps": "mpidist.torch.taps",
     },
 }
 """The modules that adapt each library, by the package that its classes are defined in; None stands
@@ -109,6 +111,7 @@ stage      ``stage(module, caller, where, checkpoint)``, a pipeline's stage
 traced     ``cut(model, choose, …)``, the stages of a module that is no Sequential
 loss       ``known(function)``, what the mean of a loss divides by
 loader     ``shard_loader(data, comm, …)``
+taps       ``LIBRARY``, by which ``mpidist check`` records what a script computes
 =========  =============================================================
 """
 
@@ -240,7 +243,7 @@ def adapter(name: str | None, purpose: Purpose) -> Any:
     """Import and return the module in :data:`ADAPTERS` for a library and purpose.
 
     `name` is a result of :func:`library`, `purpose` is "framework", "wrapper", "stage", "traced",
-    "loss" or "loader".  The result is None if the library has no module for the purpose.
+    "loss", "loader" or "taps".  The result is None if the library has no module for the purpose.
     """
     module = ADAPTERS[name].get(purpose)
     return None if module is None else importlib.import_module(module)

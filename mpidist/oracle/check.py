@@ -1,0 +1,207 @@
+"""A check: the runs of a script, and the report of what differs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import InvalidArgument, MpidistError, Unsupported
+from .compare import Row, Runs, nondeterministic, rows
+from .diagnose import likely
+from .log import Log, read_logs
+from .plan import Plan
+
+CODE = "from mpidist.oracle.program import main; main()"
+DEADLINE = "60"  # seconds of a collective, where the user has set none
+KEPT = 60  # lines of a failed script's output
+
+
+@dataclass
+class Report:
+    """The result of a check: verdicts in order, and the likely cause of the first difference."""
+
+    rows: list[Row]
+    cause: str = ""
+    notes: list[str] = field(default_factory=list)
+    failure: str = ""  # what the ranks' run printed when it failed
+
+    @property
+    def first(self) -> Row | None:
+        """The first row with a difference."""
+        return next((row for row in self.rows if row.differences), None)
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs, and the ranks came to the end."""
+        return self.first is None and not self.failure
+
+
+def check(
+    script: str,
+    arguments: Sequence[str] = (),
+    ranks: int = 2,
+    steps: int = 3,
+    *,
+    timeout: float = 600.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> Report:
+    """Compare a training script on N ranks with the same script as one process.
+
+    Parameters
+    ----------
+    script : path
+        The training script.
+    arguments : sequence of str
+        Its arguments.
+    ranks, steps : int
+        Number of ranks, and of steps of an optimizer to compare.
+    timeout : float
+        Seconds after which a run of the script is ended.
+    say : callable
+        Is called with a line of text before each run.
+
+    Raises
+    ------
+    InvalidArgument
+        If the script fails as one process, with its traceback; makes no step; or does not compute
+        the same twice.
+    Unsupported
+        If the script does what a check cannot compare.
+    """
+    if not os.path.isfile(script):
+        raise InvalidArgument(f"{script}: no such script in {os.getcwd()}")
+    with tempfile.TemporaryDirectory(prefix="mpidist-check-") as folder:
+        runner = _Runner(Path(folder), script, list(arguments), timeout)
+        say(f"{script} on {ranks} ranks")
+        found, failure = runner.run(Plan("ranks", ranks, steps))
+        facts: dict[str, object] = {}
+        for log in found.values():
+            facts.update(log.facts)
+        if "unsupported" in facts:
+            raise Unsupported(f"{script}: mpidist check does not compare {facts['unsupported']}")
+        copies = bool(facts.get("items"))
+        if copies and facts.get("wrapper") == "DistributedDataParallel":
+            raise Unsupported(
+                f"{script}: md.shard of single samples, and a DistributedDataParallel: expected "
+                "md.shard of a DataLoader, or an mpidist.DDP"
+            )
+        made = any(step.stepped for log in found.values() for step in log.steps)
+        if not made and not failure:
+            raise InvalidArgument(
+                f"{script}: ended without a step of an optimizer of PyTorch or mpidist.nn on a "
+                "model in training mode: expected a training script"
+            )
+        owners = {} if copies else _owners(found)
+        start = str(Path(folder, "ranks", "start-0"))
+        plans = {
+            role: Plan(role, ranks, steps, copies, owners, start)
+            for role in ("reference", "again", "perturbed")
+        }
+        what = f"{ranks} processes that take themselves for the only one" if copies else "1 process"
+        say(f"{script} as {what}, twice, and perturbed by an ulp")
+        logs = runner.run_references(list(plans.values()))
+        runs = Runs(found, logs["reference"], logs["again"], logs["perturbed"], copies)
+        return _report(runs, script, failure if not made or failure else "")
+
+
+def _report(runs: Runs, script: str, failure: str) -> Report:
+    unstable = nondeterministic(runs)
+    if unstable is not None:
+        row, name = unstable
+        raise InvalidArgument(
+            f"{script}: two runs as one process differ in step {row.step}, {row.phase}: {name}: "
+            "expected a deterministic script: seed its generators, also those of workers, and see "
+            "torch.use_deterministic_algorithms"
+        )
+    found = list(rows(runs))
+    report = Report(found, failure=failure)
+    if runs.copies:
+        report.notes.append(
+            "md.shard gives single samples to the script: the reference has a process for each "
+            "rank's batches, and averages their gradients; batch statistics and losses that are "
+            "sums over a batch are not seen"
+        )
+    if report.first is not None:
+        report.cause = likely(runs, report.first)
+    return report
+
+
+def _owners(logs: Mapping[int, Log]) -> dict[int, dict[int, list[int]]]:
+    """Return the ranks that have each sample of each step."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for rank, log in logs.items():
+        for step in log.steps:
+            owners = found.setdefault(step.number, {})
+            for sample in step.samples.tolist():
+                owners.setdefault(sample, []).append(rank)
+    return found
+
+
+class _Runner:
+    """Runs the script with taps, by ``mpidist run``."""
+
+    def __init__(self, folder: Path, script: str, arguments: list[str], timeout: float):
+        self._folder, self._script, self._timeout = folder, script, timeout
+        self._arguments = arguments
+
+    def run(self, plan: Plan) -> tuple[dict[int, Log], str]:
+        """Run the script in a role; return the logs, and the output if it failed."""
+        return self._end(plan, self._begin(plan))
+
+    def run_references(self, plans: Sequence[Plan]) -> dict[str, dict[int, Log]]:
+        """Run the script in the roles of a single process, all at a time if they are small."""
+        found: dict[str, dict[int, Log]] = {}
+        together = plans[0].processes == 1
+        begun = {plan.role: self._begin(plan) for plan in plans} if together else {}
+        try:
+            for plan in plans:
+                job = begun.pop(plan.role) if together else self._begin(plan)
+                found[plan.role], failure = self._end(plan, job)
+                if failure:
+                    raise InvalidArgument(f"{self._script}: fails as one process:\n{failure}")
+        finally:
+            for job in begun.values():
+                job.terminate()
+                job.wait()
+        return found
+
+    def _begin(self, plan: Plan) -> subprocess.Popen:
+        folder = self._folder / plan.role
+        folder.mkdir()
+        plan.save(folder)
+        command = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(plan.processes), "--"]
+        command += ["-c", CODE, str(folder), self._script, *self._arguments]
+        environ = {"MPIDIST_TIMEOUT": DEADLINE, **os.environ, "PYTHONHASHSEED": "0"}
+        with open(folder / "output", "wb") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ
+            )
+
+    def _end(self, plan: Plan, job: subprocess.Popen) -> tuple[dict[int, Log], str]:
+        late = False
+        try:
+            status = job.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            late, status = True, 1
+        finally:
+            if job.poll() is None:
+                job.terminate()
+                job.wait()
+        folder = self._folder / plan.role
+        logs = read_logs(folder)
+        ended = all("done" in log.facts or "ended" in log.facts for log in logs.values())
+        if len(logs) == plan.processes and ended and not late:
+            return logs, ""
+        text = (folder / "output").read_text(errors="replace")
+        lines = text.strip().splitlines()[-KEPT:]
+        if late:
+            lines.append(f"ended after {self._timeout:g} s")
+        if not logs or len(logs) < plan.processes:
+            what = "\n".join(lines) or f"exit code {status}"
+            raise MpidistError(f"{self._script}: {plan.role}: processes did not start:\n{what}")
+        return logs, "\n".join(lines) or f"exit code {status}"

@@ -1,0 +1,421 @@
+"""Comparison of the ranks with the reference, tensor by tensor, against rounding noise."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from .log import PHASES, Imprint, Log, Part, Step
+
+FACTOR = 10.0  # noise times this is a difference
+ULPS = 4.0  # as is a distance of so many units of the last place in every element
+EPSILONS = {
+    "float16": 2**-10,
+    "bfloat16": 2**-7,
+    "float32": 2**-23,
+    "complex64": 2**-23,
+    "exact": 0.0,
+}
+FEW = 64  # elements
+# A rank, its part of a tensor, the reference's, and the hash of its bits.
+Pair = tuple[int, Part, Part, "int | None"]
+FINEST = 1e-15  # relative; sketches are no more exact in float64
+
+
+def epsilon(dtype: str) -> float:
+    """Return the distance from 1 to the next number of a dtype, by its name; 0 for integers."""
+    return EPSILONS.get(dtype, FINEST)
+
+
+def distance(one: Part, other: Part) -> float:
+    """Return the estimated norm of the difference of two tensors, from their sketches."""
+    if one.value is not None and other.value is not None:
+        found = abs(one.value - other.value)
+    else:
+        with np.errstate(all="ignore"):
+            found = float(np.linalg.norm(one.sums - other.sums))
+    return found if math.isfinite(found) else math.inf
+
+
+@dataclass
+class Difference:
+    """A tensor that differs by more than noise; distances and norms are those of the worst rank."""
+
+    phase: str
+    imprint: Imprint  # the reference's
+    ranks: list[int]  # that differ
+    distance: float = 0.0
+    noise: float = 0.0
+    norm: float = 0.0  # of the reference
+    missing: list[int] = field(default_factory=list)  # ranks without this tensor
+    extra: bool = False  # whether it is the reference that does not have it
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+        return self.imprint.name
+
+
+@dataclass
+class Row:
+    """The verdict on a phase of a step."""
+
+    step: int
+    phase: str
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    worst: float = 0.0  # largest distance, as a multiple of noise
+    at: str = ""  # and the tensor that has it
+    note: str = ""
+
+
+class Runs:
+    """The logs of all runs of a check.
+
+    Parameters
+    ----------
+    ranks, reference, again, perturbed : dict of int to Log
+        The processes of each run, by number.
+    copies : bool
+        Whether the reference has a process for each rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[int, Log],
+        reference: Mapping[int, Log],
+        again: Mapping[int, Log],
+        perturbed: Mapping[int, Log],
+        copies: bool,
+    ):
+        self.ranks, self.copies = ranks, copies
+        self.reference, self.again, self.perturbed = reference, again, perturbed
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def step_of(self, rank: int, number: int) -> Step | None:
+        """Return a step of a rank."""
+        return self.ranks[rank].step(number)
+
+    def reference_step(
+        self, number: int, rank: int = 0, run: Mapping[int, Log] | None = None
+    ) -> Step | None:
+        """Return a step of the reference, or of another run like it, for comparison with a rank."""
+        logs = self.reference if run is None else run
+        return logs[rank if self.copies else 0].step(number)
+
+    def part(
+        self,
+        number: int,
+        phase: str,
+        name: str,
+        rank: int,
+        run: Mapping[int, Log] | None = None,
+    ) -> Part | None:
+        """Return what a rank's part of a tensor is in the reference, or in another run like it."""
+        step = self.reference_step(number, rank, run)
+        imprint = None if step is None else step.tensors.get(phase, {}).get(name)
+        if imprint is None:
+            return None
+        own = rank if self.copies or imprint.how == "rows" else 0
+        return imprint.parts.get(own)
+
+    @cached_property
+    def _noises(self) -> dict[tuple[str, str], dict[int, float]]:
+        """Noise of an element of each tensor by phase and name, in each step: root mean squares."""
+        found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        for rank, log in self.reference.items():
+            for step in log.steps:
+                perturbed = self.perturbed[rank].step(step.number)
+                for phase, imprints in step.tensors.items():
+                    for name, imprint in imprints.items():
+                        others = {} if perturbed is None else perturbed.tensors
+                        other = others.get(phase, {}).get(name)
+                        for key, part in imprint.parts.items():
+                            if other is None or key not in other.parts:
+                                continue
+                            noise = distance(part, other.parts[key]) / math.sqrt(
+                                elements(imprint, part)
+                            )
+                            known = found[phase, name]
+                            if math.isfinite(noise):
+                                known[step.number] = max(known.get(step.number, 0.0), noise)
+        return found
+
+    @cached_property
+    def _modules(self) -> dict[tuple[str, str], list[str]]:
+        """The tensors whose noise is pooled: those of a module, in a phase."""
+        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for phase, name in self._noises:
+            found[phase, _module(phase, name)].append(name)
+        return found
+
+    def noise(self, number: int, phase: str, imprint: Imprint) -> float:
+        """Return the noise of an element of a tensor, the largest of the steps so far.
+
+        The few elements of a small tensor may by chance have none: they have the noise of the
+        other tensors of their module, too.
+        """
+        names = [imprint.name]
+        if math.prod(imprint.shape) < FEW and phase in ("gradients", "parameters", "optimizer"):
+            names = self._modules.get((phase, _module(phase, imprint.name)), names)
+        return max(
+            (
+                noise
+                for name in names
+                for k, noise in self._noises.get((phase, name), {}).items()
+                if k <= number
+            ),
+            default=0.0,
+        )
+
+    def unit(self, number: int, phase: str, imprint: Imprint, part: Part, norm: float) -> float:
+        """Return the noise of a part of a tensor; :data:`FACTOR` times this is a difference."""
+        noise = self.noise(number, phase, imprint) * math.sqrt(elements(imprint, part))
+        return noise + ULPS / FACTOR * epsilon(imprint.dtype or "float32") * norm
+
+
+def elements(imprint: Imprint, part: Part) -> int:
+    """Return the number of elements of a part of a tensor."""
+    return max(math.prod(imprint.shape) * max(part.rows, 1), 1)
+
+
+def _module(phase: str, name: str) -> str:
+    """Return the module of a tensor; of an optimizer's state with the name of the entry."""
+    if phase == "optimizer":
+        inner, _, key = name.rpartition(".")
+        return f"{inner.rpartition('.')[0]}:{key}"
+    return name.rpartition(".")[0]
+
+
+def rows(runs: Runs) -> Iterator[Row]:
+    """Yield the verdicts, phase by phase, up to the end of the first step that differs."""
+    last = max((step.number for log in runs.ranks.values() for step in log.steps), default=0)
+    for number in range(1, last + 1):
+        differs = False
+        for phase in PHASES:
+            row = compare(runs, number, phase)
+            if row is not None:
+                differs |= bool(row.differences)
+                yield row
+        if differs:
+            return
+
+
+def compare(runs: Runs, number: int, phase: str) -> Row | None:
+    """Compare a phase of a step; None if there is nothing of it."""
+    if phase == "start":
+        return _compare_start(runs) if number == 1 else None
+    if phase == "batch":
+        return _compare_batch(runs, number)
+    row = Row(number, phase)
+    names: dict[str, Imprint] = {}
+    for log in (*runs.reference.values(), *runs.ranks.values()):
+        step = log.step(number)
+        for name, imprint in (step.tensors.get(phase, {}) if step is not None else {}).items():
+            names.setdefault(name, imprint)
+            if imprint.parts and not names[name].parts:
+                names[name] = imprint
+    for imprint in names.values():
+        _compare_tensor(runs, row, imprint)
+    return row if row.compared or row.differences else None
+
+
+def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
+    """Compare a tensor on all ranks with the reference, and note it in the row."""
+    name, found = imprint.name, Difference(row.phase, imprint, [])
+    mine: dict[int, Imprint] = {}
+    for rank in runs.ranks:
+        step = runs.step_of(rank, row.step)
+        if step is not None and (step.stepped or row.phase == "forward"):
+            known = step.tensors.get(row.phase, {}).get(name)
+            if known is not None and rank in known.parts:
+                mine[rank] = known
+            elif imprint.how not in ("part", "some") and _has_phase(step, row.phase):
+                found.missing.append(rank)
+    expected = {rank: runs.part(row.step, row.phase, name, rank) for rank in runs.ranks}
+    if imprint.how == "rows":
+        # A rank without samples has none.
+        found.missing = [rank for rank in found.missing if expected[rank] is not None]
+        layouts = {known.layout for known in mine.values()} | {imprint.layout}
+        if len(layouts) > 1:
+            return
+    if all(part is None for part in expected.values()):
+        if mine and _has_phase(runs.reference_step(row.step), row.phase):
+            found.extra, found.ranks, found.missing = True, list(mine), []
+            row.differences.append(found)
+        return
+    row.compared += 1
+    pairs: list[Pair]
+    if imprint.how == "loss":
+        pairs = _losses(mine, expected)
+    elif imprint.how == "part":
+        pairs = _sums(mine, expected)
+    else:
+        pairs = [
+            (rank, known.parts[rank], part, known.hash)
+            for rank, known in mine.items()
+            if (part := expected[rank]) is not None
+        ]
+    for rank, one, other, hashed in pairs:
+        norm = math.sqrt(other.squares)
+        apart = 0.0 if _equal(runs, row, name, rank, hashed) else distance(one, other)
+        unit = runs.unit(row.step, row.phase, imprint, other, norm)
+        times = apart / unit if unit else (math.inf if apart else 0.0)
+        if times > row.worst and times <= FACTOR:
+            row.worst, row.at = times, name
+        if times > FACTOR or not math.isfinite(apart):
+            found.ranks.append(rank)
+            if apart >= found.distance:
+                found.distance, found.noise, found.norm = apart, unit, norm
+    if imprint.how in ("loss", "part") and found.ranks:
+        found.ranks = list(mine)
+    if found.missing:
+        found.ranks = sorted({*found.ranks, *found.missing})
+    if found.ranks:
+        row.differences.append(found)
+
+
+def _has_phase(step: Step | None, phase: str) -> bool:
+    return step is not None and bool(step.tensors.get(phase))
+
+
+def _equal(runs: Runs, row: Row, name: str, rank: int, hashed: int | None) -> bool:
+    """Return whether a tensor has the same bits as in the reference."""
+    step = runs.reference_step(row.step, rank)
+    imprint = None if step is None else step.tensors.get(row.phase, {}).get(name)
+    return imprint is not None and hashed is not None and imprint.hash == hashed
+
+
+def _sums(
+    mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]
+) -> list[Pair]:
+    """Return the sum of the shards beside the whole tensor."""
+    whole = next(part for part in expected.values() if part is not None)
+    total = Part(np.zeros_like(whole.sums), 0.0)
+    for rank, known in mine.items():
+        total = total + known.parts[rank]
+    return [(0, total, whole, None)]
+
+
+def _losses(
+    mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]
+) -> list[Pair]:
+    """Return the loss of all ranks beside the reference's: the mean, or the sum if that is nearer.
+
+    A script may add its samples' losses, and divide the gradients itself.
+    """
+    known = {id(part): part for part in expected.values() if part is not None}
+    theirs = [part.value or 0.0 for part in known.values()]
+    ours = [imprint.parts[rank].value or 0.0 for rank, imprint in mine.items()]
+    if not ours:
+        return []
+    wanted = sum(theirs) / len(theirs)
+    value = min((sum(ours) / len(ours), sum(ours)), key=lambda found: abs(found - wanted))
+    nothing = np.zeros(1)
+    return [(0, Part(nothing, 0, 0, value), Part(nothing, wanted * wanted, 0, wanted), None)]
+
+
+def _compare_start(runs: Runs) -> Row | None:
+    """Compare the parameters of all ranks before the first step with those of rank 0."""
+    row = Row(1, "start")
+    first = runs.step_of(0, 1)
+    for name, imprint in (first.tensors.get("start", {}) if first is not None else {}).items():
+        found = Difference("start", imprint, [], norm=math.sqrt(imprint.parts[0].squares))
+        for rank in runs.ranks:
+            step = runs.step_of(rank, 1)
+            if step is None or not _has_phase(step, "start"):
+                continue
+            other = step.tensors["start"].get(name)
+            if other is None:
+                found.missing.append(rank)
+            elif other.hash != imprint.hash:
+                found.ranks.append(rank)
+                apart = distance(other.parts[rank], imprint.parts[0])
+                found.distance = max(found.distance, apart)
+        row.compared += 1
+        if found.ranks or found.missing:
+            found.ranks = sorted({*found.ranks, *found.missing})
+            row.differences.append(found)
+    if any("start" in log.facts for log in runs.reference.values()) and not row.differences:
+        row.note = "the reference takes rank 0's: the script draws others as one process"
+    return row if row.compared else None
+
+
+def samples(runs: Runs, rank: int, number: int) -> Counter[int]:
+    """Return the samples of a rank in a step."""
+    step = runs.step_of(rank, number)
+    return Counter() if step is None else Counter(step.samples.tolist())
+
+
+def reference_samples(runs: Runs, number: int) -> Counter[int]:
+    """Return the samples of the reference in a step, those of all copies."""
+    found: Counter[int] = Counter()
+    for log in runs.reference.values():
+        step = log.step(number)
+        if step is not None:
+            found.update(step.samples.tolist())
+    return found
+
+
+def _compare_batch(runs: Runs, number: int) -> Row | None:
+    """Compare the samples of all ranks in a step with those of the reference."""
+    here = {rank: samples(runs, rank, number) for rank in runs.ranks}
+    wanted = reference_samples(runs, number)
+    union = sum(here.values(), Counter())
+    if not union and not wanted:
+        return None
+    counts = [sum(each.values()) for each in here.values()]
+    even = len(set(counts)) == 1
+    text = f"{len(counts)} × {counts[0]}" if even else " + ".join(map(str, counts))
+    row = Row(number, "batch", sum(counts))
+    same = union == wanted
+    row.note = f"{text} samples {'=' if same else 'against'} the reference's {wanted.total()}"
+    if not same:
+        more = [rank for rank, each in here.items() if each - wanted or _shares(here, rank, wanted)]
+        row.differences.append(Difference("batch", Imprint("samples", "rows"), more or list(here)))
+    return row
+
+
+def _shares(here: Mapping[int, Counter[int]], rank: int, wanted: Counter[int]) -> bool:
+    """Return whether a rank has samples that another rank has, too, unlike the reference."""
+    rest = wanted - here[rank]
+    return any((here[rank] & each) - rest for other, each in here.items() if other != rank)
+
+
+def nondeterministic(runs: Runs) -> tuple[Row, str] | None:
+    """Return where two runs of the reference first differ, by more than noise, or None."""
+    for number in range(1, 1 + max(len(log.steps) for log in runs.reference.values())):
+        if reference_samples(runs, number) != reference_samples(
+            Runs(runs.ranks, runs.again, runs.again, runs.again, runs.copies), number
+        ):
+            return Row(number, "batch"), "samples"
+        for phase in PHASES[2:]:
+            for rank in range(runs.size if runs.copies else 1):
+                step = runs.reference_step(number, rank)
+                for name, imprint in (step.tensors.get(phase, {}) if step else {}).items():
+                    if _unlike(runs, number, phase, imprint, rank):
+                        return Row(number, phase), name
+    return None
+
+
+def _unlike(runs: Runs, number: int, phase: str, imprint: Imprint, rank: int) -> bool:
+    step = runs.reference_step(number, rank, runs.again)
+    other = None if step is None else step.tensors.get(phase, {}).get(imprint.name)
+    if other is None or imprint.parts.keys() != other.parts.keys():
+        return True
+    for key, part in imprint.parts.items():
+        if imprint.hash is not None and imprint.hash == other.hash:
+            continue
+        unit = runs.unit(number, phase, imprint, part, math.sqrt(part.squares))
+        if distance(part, other.parts[key]) > FACTOR * unit:
+            return True
+    return False

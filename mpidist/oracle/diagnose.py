@@ -1,0 +1,596 @@
+"""Rules of diagnosis: the likely cause of the first difference, from what the runs recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..measure import counted, plural
+from .compare import (
+    FACTOR,
+    Difference,
+    Row,
+    Runs,
+    compare,
+    distance,
+    epsilon,
+    reference_samples,
+    samples,
+)
+from .log import Imprint, Part
+
+RULES: list[Callable[[Evidence], str | None]] = []
+"""The rules in the order in which they are asked; the first that returns a text has the cause."""
+
+HALVES = {"bfloat16": 2**-9, "float16": 2**-12}  # typical relative rounding errors
+
+
+def rule(ask: Callable[[Evidence], str | None]) -> Callable[[Evidence], str | None]:
+    """Register a rule: a function of the :class:`Evidence` that returns a cause, or None."""
+    RULES.append(ask)
+    return ask
+
+
+@dataclass
+class Evidence:
+    """The first phase that differs, with the logs of all runs."""
+
+    runs: Runs
+    row: Row
+
+    @property
+    def first(self) -> Difference:
+        """The first tensor that differs."""
+        return self.row.differences[0]
+
+    @property
+    def alone(self) -> bool:
+        """Whether only some of the ranks differ."""
+        return len(self.first.ranks) < self.runs.size
+
+    def imprint(self, rank: int, phase: str, name: str) -> Imprint | None:
+        """Return what a rank recorded of a tensor in this step."""
+        step = self.runs.step_of(rank, self.row.step)
+        return None if step is None else step.tensors.get(phase, {}).get(name)
+
+    def parts(self, found: Difference) -> dict[int, Part]:
+        """Return the parts of all ranks of a tensor that differs."""
+        every = {rank: self.imprint(rank, found.phase, found.name) for rank in self.runs.ranks}
+        return {k: each.parts[k] for k, each in every.items() if each and k in each.parts}
+
+    def wanted(self, found: Difference, rank: int = 0) -> Part | None:
+        """Return what the reference has of it."""
+        return self.runs.part(self.row.step, found.phase, found.name, rank)
+
+    def close(self, found: Difference, one: Part, other: Part) -> bool:
+        """Return whether two values of a tensor that differs are equal but for noise."""
+        norm = math.sqrt(max(one.squares, other.squares))
+        unit = self.runs.unit(self.row.step, found.phase, found.imprint, other, norm)
+        return distance(one, other) <= FACTOR * unit
+
+    def alike(self, found: Difference) -> bool:
+        """Return whether all ranks have the same value of a tensor."""
+        parts = list(self.parts(found).values())
+        return len(parts) == self.runs.size and all(
+            self.close(found, part, parts[0]) for part in parts[1:]
+        )
+
+    def mean(self, found: Difference) -> Part | None:
+        """Return the mean of a tensor over the ranks; those without it count as zero."""
+        parts = list(self.parts(found).values())
+        if not parts:
+            return None
+        return _scaled(sum(parts[1:], parts[0]), 1 / self.runs.size)
+
+    def factor(self, found: Difference) -> float | None:
+        """Return c if the tensor is c times the reference's on all ranks, else None."""
+        parts, whole = list(self.parts(found).values()), self.wanted(found)
+        if not parts or whole is None or (found.imprint.how != "part" and not self.alike(found)):
+            return None
+        part = sum(parts[1:], parts[0]) if found.imprint.how == "part" else parts[0]
+        squares = float(whole.sums @ whole.sums)
+        if part.value is not None and whole.value:
+            return part.value / whole.value
+        if not squares or not math.isfinite(part.squares):
+            return None
+        c = float(part.sums @ whole.sums) / squares
+        # The noise of c times a tensor is c times its noise.
+        unit = self.runs.unit(
+            self.row.step, found.phase, found.imprint, whole, math.sqrt(whole.squares)
+        )
+        rest = float(np.linalg.norm(part.sums - c * whole.sums))
+        return c if rest <= FACTOR * unit * max(abs(c), 1) else None
+
+    def site(self, which: str) -> str:
+        """Return ``" (train.py:41)"``: where the first rank that differs called it."""
+        step = self.runs.step_of(self.first.ranks[0], self.row.step)
+        place = "" if step is None else step.sites.get(which, "")
+        return f" ({place})" if place else ""
+
+
+def _scaled(part: Part, c: float) -> Part:
+    value = None if part.value is None else c * part.value
+    return Part(c * part.sums, c * c * part.squares, part.rows, value)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return ``"rank 1"`` or ``"ranks 0, 2"``."""
+    ranks = list(ranks)
+    return f"{plural(len(ranks), 'rank')} {', '.join(map(str, ranks))}"
+
+
+def likely(runs: Runs, row: Row) -> str:
+    """Return the likely cause of the differences in a row; "" if no rule knows one."""
+    evidence = Evidence(runs, row)
+    return next((text for ask in RULES if (text := ask(evidence))), "")
+
+
+# -- samples --------------------------------------------------------------------------------------
+
+
+@rule
+def skipped_step(evidence: Evidence) -> str | None:
+    """Find ranks that took the samples of two steps before an optimizer's step."""
+    runs, number = evidence.runs, evidence.row.step
+    if evidence.row.phase != "batch":
+        return None
+    counts = {rank: samples(runs, rank, number).total() for rank in runs.ranks}
+    least = min(counts.values())
+    behind = [rank for rank, count in counts.items() if least and count >= 2 * least]
+    if not behind or len(behind) == runs.size:
+        return None
+    return (
+        f"{named(behind)} skipped the optimizer's step {number}: had the samples of more than one "
+        "step when it came"
+    )
+
+
+@rule
+def same_samples(evidence: Evidence) -> str | None:
+    """Find ranks that train on each other's samples."""
+    runs, number = evidence.runs, evidence.row.step
+    if evidence.row.phase != "batch":
+        return None
+    here = {rank: samples(runs, rank, number) for rank in runs.ranks}
+    same: list[int] = []
+    for rank, mine in here.items():
+        if any(mine and mine == other for k, other in here.items() if k != rank):
+            same.append(rank)
+    if not same:
+        return None
+    if len(same) == runs.size and here[same[0]] == reference_samples(runs, number):
+        return (
+            "every rank trains on all samples of the reference: divide the data, by md.shard or a "
+            "DistributedSampler"
+        )
+    return (
+        f"{named(same)} train on the same samples: the data is not divided, or by a wrong rank and "
+        "size; md.shard(data, comm) divides it"
+    )
+
+
+@rule
+def other_order(evidence: Evidence) -> str | None:
+    """Find ranks that have their samples in another order than the reference."""
+    runs, number = evidence.runs, evidence.row.step
+    if evidence.row.phase != "batch":
+        return None
+    steps = {step.number for log in runs.reference.values() for step in log.steps}
+    theirs = {k: reference_samples(runs, k) for k in steps}
+    for rank in evidence.first.ranks:
+        mine = samples(runs, rank, number)
+        for k, wanted in theirs.items():
+            if k != number and mine and mine <= wanted:
+                return (
+                    f"another order of the samples: those of rank {rank} in step {number} are the "
+                    f"reference's in step {k}; the seed of the order, or set_epoch(), must be the "
+                    "same on all ranks"
+                )
+    return None
+
+
+@rule
+def other_samples(evidence: Evidence) -> str | None:
+    """Say that the samples are not the reference's, for a reason that the samples do not show."""
+    runs, number = evidence.runs, evidence.row.step
+    if evidence.row.phase != "batch":
+        return None
+    union = sum((samples(runs, rank, number) for rank in runs.ranks), samples(runs, 0, 0))
+    wanted = reference_samples(runs, number)
+    if wanted and wanted <= union:
+        return (
+            "one process has fewer samples in a step than the ranks together: the script divides "
+            "its data itself, so nothing after this can be compared; expected md.shard or a "
+            "DistributedSampler, or a batch that is divided among the ranks"
+        )
+    if not union & wanted:
+        return (
+            "no sample is the reference's: the data depends on the rank (its own seed, file or "
+            "augmentation) or on their number, so nothing after this can be compared"
+        )
+    return (
+        "some samples are not the reference's: drawn or augmented at random on each rank, or "
+        "divided in another way than by md.shard or a DistributedSampler"
+    )
+
+
+# -- start ----------------------------------------------------------------------------------------
+
+
+@rule
+def unlike_replicas(evidence: Evidence) -> str | None:
+    """Say that the replicas differ before the first step."""
+    if evidence.row.phase != "start":
+        return None
+    return (
+        f"the replicas differ before the first step: {named(evidence.first.ranks)} did not get the "
+        "values of rank 0 (init_sync=False, no DDP, or changed after it was made)"
+    )
+
+
+# -- forward --------------------------------------------------------------------------------------
+
+
+def _is_output(evidence: Evidence) -> bool:
+    return evidence.row.phase == "forward" and evidence.first.imprint.how == "rows"
+
+
+@rule
+def batch_statistics(evidence: Evidence) -> str | None:
+    """Find batch normalisation with the statistics of each rank's own samples."""
+    found = evidence.first.imprint
+    if not _is_output(evidence) or found.trait != "batch statistics":
+        return None
+    return (
+        f"{found.kind} normalises by the mean and variance of each rank's own samples: "
+        "mpidist.torch.SyncBatchNorm takes those of all ranks; if it is meant so, this is no fault"
+    )
+
+
+@rule
+def dropout(evidence: Evidence) -> str | None:
+    """Find dropout, whose masks are other ones on N ranks."""
+    found = evidence.first.imprint
+    if not _is_output(evidence):
+        return None
+    if found.trait == "dropout":
+        return (
+            f"{found.kind} is on, and its mask depends on the place in the batch and the rank's "
+            "generator: check with p=0, where the rest can be compared"
+        )
+    drawn = [rank for rank in evidence.runs.ranks if _drew(evidence, rank)]
+    if not drawn:
+        return None
+    return (
+        f"random numbers are drawn in forward, on {named(drawn)} (dropout, noise): check without "
+        "them, where the rest can be compared"
+    )
+
+
+def _drew(evidence: Evidence, rank: int) -> bool:
+    step = evidence.runs.step_of(rank, evidence.row.step)
+    return step is not None and step.random
+
+
+@rule
+def other_forward(evidence: Evidence) -> str | None:
+    """Say that a module computes something else from equal samples and parameters."""
+    if not _is_output(evidence):
+        return None
+    where = f"on {named(evidence.first.ranks)}" if evidence.alone else "on every rank"
+    how = "depends on the rank" if evidence.alone else "depends on the whole batch, or on the size"
+    return f"{evidence.first.imprint.kind} computes something else {where}: its result {how}"
+
+
+# -- loss -----------------------------------------------------------------------------------------
+
+
+def _is_loss(evidence: Evidence) -> bool:
+    return evidence.row.phase == "forward" and evidence.first.imprint.how == "loss"
+
+
+def powers(size: int) -> dict[float, str]:
+    """Return the factors by which gradients are wrong when they are averaged too often or never."""
+    return {float(size): "N", 1 / size: "1/N", float(size**2): "N²", 1 / size**2: "1/N²"}
+
+
+def _power(c: float | None, size: int) -> str | None:
+    if c is None or size == 1:
+        return None
+    return next((name for p, name in powers(size).items() if abs(c / p - 1) < 0.01), None)
+
+
+def _uneven(evidence: Evidence) -> str | None:
+    """Return the numbers of samples of the ranks in this step if they are unequal."""
+    runs = evidence.runs
+    counts = [samples(runs, rank, evidence.row.step).total() for rank in runs.ranks]
+    return ", ".join(map(str, counts)) if len(set(counts)) > 1 else None
+
+
+@rule
+def uneven_batches(evidence: Evidence) -> str | None:
+    """Find ranks with unequal numbers of samples, whose means are averaged."""
+    counts = _uneven(evidence)
+    loss = _is_loss(evidence) or evidence.row.phase == "gradients"
+    if not loss or counts is None or _power(evidence.factor(evidence.first), evidence.runs.size):
+        return None
+    return (
+        f"the ranks have {counts} samples: the mean of their means weights samples unequally; "
+        'uneven="drop" leaves the last ones out, or divide a sum by the size of the whole batch'
+    )
+
+
+@rule
+def scaled_loss(evidence: Evidence) -> str | None:
+    """Find a loss that is a multiple of the reference's."""
+    if not _is_loss(evidence):
+        return None
+    ours, wanted = evidence.parts(evidence.first), evidence.wanted(evidence.first)
+    values = [part.value or 0.0 for part in ours.values()]
+    whole = evidence.runs.copies and [
+        part.value or 0.0
+        for rank in evidence.runs.ranks
+        if (part := evidence.wanted(evidence.first, rank)) is not None
+    ]
+    base = sum(whole) / len(whole) if whole else (wanted.value if wanted is not None else None)
+    c = sum(values) / len(values) / base if values and base else None
+    power = _power(c, evidence.runs.size)
+    if power is None:
+        return None
+    return (
+        f"the loss is {power} times the reference's{evidence.site('backward')}: it is scaled by "
+        "the number of ranks, and DDP averages the gradients by itself"
+    )
+
+
+@rule
+def global_loss(evidence: Evidence) -> str | None:
+    """Say that a loss is no mean over the samples."""
+    if not _is_loss(evidence):
+        return None
+    return (
+        f"the outputs are equal, the loss is not{evidence.site('backward')}: it is no mean over "
+        "the samples but depends on which of them are together, as a contrastive loss does; gather "
+        "the outputs of all ranks for it, or take each rank's loss as meant so"
+    )
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+@rule
+def no_state(evidence: Evidence) -> str | None:
+    """Find ranks whose optimizer lacks parameters, or what it has to know of them."""
+    if evidence.row.phase not in ("gradients", "parameters", "optimizer"):
+        return None
+    for phase in ("gradients", "optimizer"):
+        row = compare(evidence.runs, evidence.row.step, phase)
+        for found in row.differences if row is not None else ():
+            if not found.missing or found.extra or len(found.missing) == evidence.runs.size:
+                continue
+            if phase == "gradients" and _none(evidence, found):
+                continue
+            return (
+                f"the optimizer of {named(found.missing)} has no {found.name}: it was made with "
+                "other parameters there, or its state was not loaded"
+            )
+    return None
+
+
+def _none(evidence: Evidence, found: Difference) -> bool:
+    """Return whether a missing gradient is one that is None on a rank that has the parameter."""
+    return all(evidence.imprint(rank, found.phase, found.name) for rank in found.missing)
+
+
+@rule
+def zero_gradient(evidence: Evidence) -> str | None:
+    """Find gradients that are zero, or None, where the reference's are not."""
+    if evidence.row.phase != "gradients":
+        return None
+    found, parts = evidence.first, evidence.parts(evidence.first)
+    wanted = evidence.wanted(found)
+    if found.extra or wanted is None or not wanted.squares:
+        return None
+    zero = [rank for rank in found.ranks if rank not in parts or not parts[rank].squares]
+    if found.imprint.how == "part":
+        zero = [] if any(part.squares for part in parts.values()) else found.ranks
+    if not zero:
+        return None
+    also = len(evidence.row.differences) - 1
+    more = f" (and of {counted(also, 'other tensor')})" if also else ""
+    what = "None" if all(rank not in parts for rank in zero) else "zero"
+    return (
+        f"the gradient of {found.name}{more} is {what} on {named(zero)}: the parameter is unused "
+        "or detached there, or its gradient was set after backward"
+    )
+
+
+@rule
+def scaled_gradient(evidence: Evidence) -> str | None:
+    """Find gradients that are N, 1/N or N² times the reference's."""
+    if evidence.row.phase != "gradients":
+        return None
+    found, size = evidence.first, evidence.runs.size
+    power = _power(evidence.factor(found), size)
+    if power is None:
+        return None
+    if power == "1/N" and _loss_is_a_sum(evidence):
+        return (
+            f"the loss is a sum over samples{evidence.site('backward')}, and DDP takes the mean "
+            "over the ranks: use the mean over the samples, or multiply by the number of ranks"
+        )
+    why = {
+        "N": "summed, not averaged: a hook that adds without dividing, or the loss or gradients "
+        "were multiplied by the number of ranks",
+        "1/N": "divided twice: DDP averages, and the loss or gradients were divided by the number "
+        "of ranks, too",
+        "N²": "summed twice: the loss was multiplied, and the gradients were added",
+        "1/N²": "divided by the number of ranks twice, beside the mean that DDP takes",
+    }
+    return f"{power} times the reference's, alike on all ranks: {why[power]}{evidence.site('step')}"
+
+
+def _loss_is_a_sum(evidence: Evidence) -> bool:
+    """Return whether the ranks' losses add up to the reference's, as those of a sum do."""
+    row = compare(evidence.runs, evidence.row.step, "forward")
+    if row is None or row.differences:
+        return False
+    ours = [
+        part.value or 0.0
+        for rank in evidence.runs.ranks
+        if (each := evidence.imprint(rank, "forward", "loss")) is not None
+        for part in each.parts.values()
+    ]
+    wanted = evidence.runs.part(evidence.row.step, "forward", "loss", 0)
+    if not ours or wanted is None or not wanted.value:
+        return False
+    return abs(sum(ours) / wanted.value - 1) < 0.01 and evidence.runs.size > 1
+
+
+@rule
+def not_averaged(evidence: Evidence) -> str | None:
+    """Find gradients that each rank has for itself."""
+    found = evidence.first
+    if evidence.row.phase != "gradients" or found.imprint.how == "part":
+        return None
+    mean, wanted = evidence.mean(found), evidence.wanted(found)
+    if mean is None or wanted is None or evidence.alike(found):
+        return None
+    if evidence.runs.copies:
+        # The reference has averaged, or not, as the ranks should have.
+        theirs = [evidence.wanted(found, rank) for rank in evidence.runs.ranks]
+        known = [part for part in theirs if part is not None]
+        wanted = _scaled(sum(known[1:], known[0]), 1 / len(known))
+    if not evidence.close(found, mean, wanted):
+        return None
+    names = [each.name for each in evidence.row.differences]
+    if len(names) == evidence.row.compared:
+        return (
+            "no gradient is averaged, each rank has its own: backward within no_sync(), or on a "
+            f"model that no DDP has wrapped{evidence.site('step')}"
+        )
+    return (
+        f"each rank has its own gradient of {', '.join(names[:3])}"
+        f"{' …' if len(names) > 3 else ''}, the others are averaged: the parameter was replaced or "
+        "added after the module was wrapped, or is ignored"
+    )
+
+
+@rule
+def one_ranks_gradient(evidence: Evidence) -> str | None:
+    """Find gradients that are those of one rank's samples, on all ranks."""
+    found = evidence.first
+    if evidence.row.phase != "gradients" or not evidence.alike(found):
+        return None
+    mine = evidence.parts(found)[0]
+    for rank in evidence.runs.ranks:
+        step = evidence.runs.step_of(rank, evidence.row.step)
+        local = step.local.get(found.name) if step is not None else None
+        if local is None:
+            continue
+        for c, how in ((1.0, "is"), (1 / evidence.runs.size, "is 1/N times")):
+            if evidence.close(found, mine, _scaled(local.parts[rank], c)):
+                return (
+                    f"the gradient {how} that of rank {rank}'s samples, on all ranks: it was "
+                    "copied from one rank, or the others contribute nothing"
+                )
+    return None
+
+
+@rule
+def reduced_in_halves(evidence: Evidence) -> str | None:
+    """Find gradients that were rounded to half precision on their way."""
+    found = evidence.first
+    if evidence.row.phase != "gradients" or found.missing or found.extra:
+        return None
+    if found.imprint.how != "part" and not evidence.alike(found):
+        return None
+    if found.imprint.dtype not in ("float32", "float64") or not found.norm:
+        return None
+    relative = found.distance / found.norm
+    if not 2**-15 < relative < 2**-6:
+        return None
+    step = evidence.runs.step_of(0, evidence.row.step)
+    if step is not None and step.local and not _locals_are_right(evidence, found):
+        return None
+    name = min(HALVES, key=lambda dtype: abs(math.log(relative / HALVES[dtype])))
+    return (
+        f"a relative error of {relative:.1e}, alike on all ranks, as of sums in {name}: gradients "
+        f"are reduced in less than their dtype {found.imprint.dtype} (a hook that compresses, "
+        "autocast)"
+    )
+
+
+def _locals_are_right(evidence: Evidence, found: Difference) -> bool:
+    """Return whether the mean of the gradients before they were averaged is the reference's."""
+    parts = []
+    for rank in evidence.runs.ranks:
+        step = evidence.runs.step_of(rank, evidence.row.step)
+        local = step.local.get(found.name) if step is not None else None
+        if local is not None:
+            parts.append(local.parts[rank])
+    wanted = evidence.wanted(found)
+    if len(parts) < evidence.runs.size or wanted is None:
+        return False
+    mean = _scaled(sum(parts[1:], parts[0]), 1 / len(parts))
+    limit = 0.1 * found.distance + 100 * epsilon(found.imprint.dtype) * found.norm
+    return distance(mean, wanted) < limit
+
+
+@rule
+def changed_gradient(evidence: Evidence) -> str | None:
+    """Say on which ranks gradients are other ones."""
+    found = evidence.first
+    if evidence.row.phase != "gradients" or not evidence.alone:
+        return None
+    return (
+        f"the gradient of {found.name} is another one on {named(found.ranks)} only: changed after "
+        "it was averaged, or clipped by this rank's own norm"
+    )
+
+
+# -- after the step -------------------------------------------------------------------------------
+
+
+@rule
+def other_state(evidence: Evidence) -> str | None:
+    """Find ranks whose optimizer had another state before the step."""
+    if evidence.row.phase not in ("parameters", "optimizer"):
+        return None
+    row = compare(evidence.runs, evidence.row.step, "optimizer")
+    if row is None or not row.differences:
+        return None
+    found = row.differences[0]
+    if len(found.ranks) == evidence.runs.size:
+        return None
+    return (
+        f"the gradients are equal, but the optimizer of {named(found.ranks)} has another state: "
+        f"{found.name}; it was loaded on some ranks only, or made steps that the others did not"
+    )
+
+
+@rule
+def other_parameters(evidence: Evidence) -> str | None:
+    """Say that equal gradients gave other parameters."""
+    if evidence.row.phase != "parameters":
+        return None
+    ranks = f"on {named(evidence.first.ranks)} " if evidence.alone else ""
+    return (
+        f"the gradients are equal, the parameters after the step are not {ranks}: another learning "
+        "rate or option of the optimizer, or parameters that are changed beside it"
+    )
+
+
+@rule
+def other_buffers(evidence: Evidence) -> str | None:
+    """Say that buffers are not made equal."""
+    if evidence.row.phase != "buffers":
+        return None
+    where = f"on {named(evidence.first.ranks)} " if evidence.alone else ""
+    return (
+        f"the buffer has other values {where}than in the reference: it is computed from each "
+        "rank's samples; see the option buffers of DDP"
+    )

@@ -1,0 +1,106 @@
+"""The program of each process of a check: the user's script, with taps."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..communicator.launcher_notes import launched_rank
+from ..errors import Unsupported
+from ..frameworks.base import adapter, library
+from ..parallel import DDP, ZeroOptimizer
+from ..pipeline.pipeline import Pipeline
+from . import reference
+from .plan import Plan
+from .taps import Taps
+
+
+class AfterImport:
+    """Calls a function right after a module has been imported; an entry of ``sys.meta_path``."""
+
+    def __init__(self, name: str, act: Callable[[], object]):
+        self._name, self._act = name, act
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module, with a loader that calls the function; else None."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._act()
+
+            spec.loader.exec_module = exec_module  # type: ignore
+        return spec
+
+
+def install(taps: Taps, number: int) -> None:
+    """Have everything that trains in this process report to `taps`; `number` is a seed."""
+    reference.install(taps)
+    adapter(None, "taps").LIBRARY.install(taps)
+
+    def with_torch() -> None:
+        torch = adapter("torch", "taps")
+        torch.seed(number)
+        torch.LIBRARY.install(taps)
+
+    if "torch" in sys.modules:
+        with_torch()
+    else:
+        sys.meta_path.insert(0, AfterImport("torch", with_torch))  # type: ignore[arg-type]
+    wrap, step, pipe = DDP.__init__, ZeroOptimizer.step, Pipeline.__init__
+
+    @wraps(wrap)
+    def tapped_wrap(model: Any, module: Any, *arguments: Any, **options: Any) -> None:
+        # Before the DDP: its own callbacks on gradients come after those of the taps.
+        if callable(getattr(module, "parameters", None)) and not isinstance(module, DDP):
+            taps.know(adapter(library(module), "taps").LIBRARY, module)
+        wrap(model, module, *arguments, **options)
+        taps.writer.facts(wrapper="DDP")
+
+    @wraps(step)
+    def tapped_step(optimizer: Any, *arguments: Any) -> Any:
+        return taps.zero_step(step, optimizer, *arguments)
+
+    @wraps(pipe)
+    def refused(*_: Any, **__: Any) -> None:
+        taps.writer.facts(unsupported="pipelines")
+        raise Unsupported("mpidist check does not compare pipelines")
+
+    DDP.__init__ = tapped_wrap  # type: ignore
+    ZeroOptimizer.step = tapped_step  # type: ignore
+    Pipeline.__init__ = refused  # type: ignore
+
+
+def main() -> None:
+    """Run the script in ``sys.argv`` as ``__main__``: folder of the run, then script, arguments."""
+    folder, script = Path(sys.argv[1]), sys.argv[2]
+    plan = Plan.load(folder)
+    rank = launched_rank() or 0
+    taps = Taps(plan, folder, rank)
+    # Rank 0 begins like the reference, the others unlike it: what rank 0 did not send them shows.
+    number = plan.seed + (rank if plan.role == "ranks" else 0)
+    random.seed(number)
+    np.random.seed(number)
+    install(taps, number)
+    sys.argv[:] = sys.argv[2:]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    runpy.run_path(script, run_name="__main__")
+    taps.ended()
