@@ -54,6 +54,10 @@ ELSEWHERE = {
     "gpu/nccl/calls": ("gpu/nccl/test_backend.py", "are called there as a user does"),
     "gpu/service": ("gpu/test_executors_mpi.py", "chooses among the executors"),
     "gpu/staged": ("gpu/test_executors_mpi.py", "serves what no other executor does"),
+    "oracle/array_taps": ("oracle/test_check.py", "records a training of mpidist.nn"),
+    "oracle/plan": ("oracle/test_check.py", "tells a process what to do"),
+    "oracle/program": ("oracle/test_check.py", "is the program of each process"),
+    "oracle/reference": ("oracle/test_check.py", "makes the reference of a script"),
     "parallel/gradient": ("parallel/test_reducer.py", "its states are those of the reducer"),
     "pipeline/schedules/messages": ("pipeline/schedules/test_prove.py", "a part of the prover"),
     "pipeline/schedules/sweep": ("pipeline/schedules/test_show.py", "is called by a command"),
@@ -77,6 +81,7 @@ ELSEWHERE = {
     "shared_memory/host": ("shared_memory/test_in_place_mpi.py", "the base of those executors"),
     "shared_memory/kernel": ("shared_memory/test_steps.py", "parts of the actions"),
     "torch/losses": ("pipeline/test_loss.py", "compared with other losses"),
+    "torch/taps": ("oracle/test_check.py", "records a training of PyTorch"),
     "torch/rendezvous": ("torch/test_scripts.py", "needs a script that was launched"),
     "trace": ("communicator/test_tracing.py", "is written by traced communicators"),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from .diagnose import likely
 from .log import Log, read_logs
 from .plan import Plan
 
+REFERENCES = "from mpidist.oracle.program import references; references()"
 CODE = "from mpidist.oracle.program import main; main()"
 DEADLINE = "60"  # seconds of a collective, where the user has set none
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 KEPT = 60  # lines of a failed script's output
 
 
@@ -99,14 +103,16 @@ def check(
         owners = {} if copies else _owners(found)
         start = str(Path(folder, "ranks", "start-0"))
         plans = {
-            role: Plan(role, ranks, steps, copies, owners, start)
+            role: Plan(role, ranks, steps, copies, owners, start, bool(facts.get("torch")))
             for role in ("reference", "again", "perturbed")
         }
         what = f"{ranks} processes that take themselves for the only one" if copies else "1 process"
         say(f"{script} as {what}, twice, and perturbed by an ulp")
         logs = runner.run_references(list(plans.values()))
         runs = Runs(found, logs["reference"], logs["again"], logs["perturbed"], copies)
-        return _report(runs, script, failure if not made or failure else "")
+        if any("done" in log.facts for log in found.values()):
+            failure = ""  # these ended the job: what the others wait for does not come
+        return _report(runs, script, failure)
 
 
 def _report(runs: Runs, script: str, failure: str) -> Report:
@@ -150,48 +156,61 @@ class _Runner:
         self._arguments = arguments
 
     def run(self, plan: Plan) -> tuple[dict[int, Log], str]:
-        """Run the script in a role; return the logs, and the output if it failed."""
-        return self._end(plan, self._begin(plan))
+        """Run the script on the ranks; return the logs, and the output if it failed."""
+        folder = self._prepare(plan)
+        command = ["-m", "mpidist", "run", "-q", "-n", str(plan.ranks), "--", "-c", CODE]
+        late = self._wait([*command, str(folder)], folder / "output")
+        return self._read(plan, late)
 
     def run_references(self, plans: Sequence[Plan]) -> dict[str, dict[int, Log]]:
-        """Run the script in the roles of a single process, all at a time if they are small."""
-        found: dict[str, dict[int, Log]] = {}
-        together = plans[0].processes == 1
-        begun = {plan.role: self._begin(plan) for plan in plans} if together else {}
-        try:
-            for plan in plans:
-                job = begun.pop(plan.role) if together else self._begin(plan)
-                found[plan.role], failure = self._end(plan, job)
-                if failure:
-                    raise InvalidArgument(f"{self._script}: fails as one process:\n{failure}")
-        finally:
-            for job in begun.values():
-                job.terminate()
-                job.wait()
+        """Run the script in the roles of a single process, all at a time."""
+        for plan in plans:
+            self._prepare(plan)
+        late = self._wait(["-c", REFERENCES, str(self._folder)], self._folder / "output")
+        found = {}
+        for plan in plans:
+            found[plan.role], failure = self._read(plan, late)
+            if failure:
+                raise InvalidArgument(f"{self._script}: fails as one process:\n{failure}")
         return found
 
-    def _begin(self, plan: Plan) -> subprocess.Popen:
+    def _prepare(self, plan: Plan) -> Path:
         folder = self._folder / plan.role
         folder.mkdir()
+        (folder / "output").touch()
         plan.save(folder)
-        command = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(plan.processes), "--"]
-        command += ["-c", CODE, str(folder), self._script, *self._arguments]
-        environ = {"MPIDIST_TIMEOUT": DEADLINE, **os.environ, "PYTHONHASHSEED": "0"}
-        with open(folder / "output", "wb") as output:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ
-            )
+        return folder
 
-    def _end(self, plan: Plan, job: subprocess.Popen) -> tuple[dict[int, Log], str]:
-        late = False
-        try:
-            status = job.wait(self._timeout)
-        except subprocess.TimeoutExpired:
-            late, status = True, 1
-        finally:
-            if job.poll() is None:
-                job.terminate()
+    def _wait(self, words: Sequence[str], output: Path) -> bool:
+        """Run a command of Python until it ends; return whether it took too long."""
+        command = [sys.executable, *words, self._script, *self._arguments]
+        environ = {"MPIDIST_TIMEOUT": DEADLINE, **os.environ, "PYTHONHASHSEED": "0"}
+        with open(output, "ab") as file:
+            # A session of its own, to end what it has started, too.
+            job = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environ,
+                start_new_session=True,
+            )
+            try:
+                job.wait(self._timeout)
+            except subprocess.TimeoutExpired:
+                return True
+            finally:
+                if job.poll() is None:
+                    job.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        job.wait(GRACE)
+                with suppress(ProcessLookupError):
+                    os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
+        return False
+
+    def _read(self, plan: Plan, late: bool) -> tuple[dict[int, Log], str]:
+        """Return the logs of a run, and what it printed if it failed."""
         folder = self._folder / plan.role
         logs = read_logs(folder)
         ended = all("done" in log.facts or "ended" in log.facts for log in logs.values())
@@ -201,7 +220,9 @@ class _Runner:
         lines = text.strip().splitlines()[-KEPT:]
         if late:
             lines.append(f"ended after {self._timeout:g} s")
-        if not logs or len(logs) < plan.processes:
-            what = "\n".join(lines) or f"exit code {status}"
-            raise MpidistError(f"{self._script}: {plan.role}: processes did not start:\n{what}")
-        return logs, "\n".join(lines) or f"exit code {status}"
+        if len(logs) < plan.processes:
+            above = self._folder / "output"
+            lines += above.read_text(errors="replace").splitlines() if above.exists() else []
+            told = "\n".join(lines)
+            raise MpidistError(f"{self._script}: {plan.role}: processes did not start:\n{told}")
+        return logs, "\n".join(lines) or "it ended without a word"

@@ -222,7 +222,8 @@ def compare(runs: Runs, number: int, phase: str) -> Row | None:
         step = log.step(number)
         for name, imprint in (step.tensors.get(phase, {}) if step is not None else {}).items():
             names.setdefault(name, imprint)
-            if imprint.parts and not names[name].parts:
+            # Of ranks that shard a tensor, though one process does not; and not of a missing one.
+            if imprint.how == "part" or not names[name].parts:
                 names[name] = imprint
     for imprint in names.values():
         _compare_tensor(runs, row, imprint)
@@ -295,9 +296,7 @@ def _equal(runs: Runs, row: Row, name: str, rank: int, hashed: int | None) -> bo
     return imprint is not None and hashed is not None and imprint.hash == hashed
 
 
-def _sums(
-    mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]
-) -> list[Pair]:
+def _sums(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) -> list[Pair]:
     """Return the sum of the shards beside the whole tensor."""
     whole = next(part for part in expected.values() if part is not None)
     total = Part(np.zeros_like(whole.sums), 0.0)
@@ -306,9 +305,7 @@ def _sums(
     return [(0, total, whole, None)]
 
 
-def _losses(
-    mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]
-) -> list[Pair]:
+def _losses(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) -> list[Pair]:
     """Return the loss of all ranks beside the reference's: the mean, or the sum if that is nearer.
 
     A script may add its samples' losses, and divide the gradients itself.
@@ -380,8 +377,10 @@ def _compare_batch(runs: Runs, number: int) -> Row | None:
     same = union == wanted
     row.note = f"{text} samples {'=' if same else 'against'} the reference's {wanted.total()}"
     if not same:
-        more = [rank for rank, each in here.items() if each - wanted or _shares(here, rank, wanted)]
-        row.differences.append(Difference("batch", Imprint("samples", "rows"), more or list(here)))
+        more = [rank for rank, each in here.items() if each - wanted]
+        more = more or [rank for rank in here if _shares(here, rank, wanted)]
+        more = more or [rank for rank, each in here.items() if not each] or list(here)
+        row.differences.append(Difference("batch", Imprint("samples", "rows"), more))
     return row
 
 

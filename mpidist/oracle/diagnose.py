@@ -206,6 +206,17 @@ def other_samples(evidence: Evidence) -> str | None:
             "its data itself, so nothing after this can be compared; expected md.shard or a "
             "DistributedSampler, or a batch that is divided among the ranks"
         )
+    if evidence.alone:
+        own = {rank: samples(runs, rank, number) for rank in evidence.first.ranks}
+        count = sum((mine & wanted).total() for mine in own.values())
+        total = sum(mine.total() for mine in own.values())
+        if not total:
+            return f"{named(own)} took no samples, and made no step {number}"
+        return (
+            f"{count} of the {total} samples of {named(own)} are the reference's: another order "
+            "there (a seed that depends on the rank, set_epoch() not called alike), or random "
+            "augmentation"
+        )
     if not union & wanted:
         return (
             "no sample is the reference's: the data depends on the rank (its own seed, file or "
@@ -419,8 +430,9 @@ def scaled_gradient(evidence: Evidence) -> str | None:
         return None
     if power == "1/N" and _loss_is_a_sum(evidence):
         return (
-            f"the loss is a sum over samples{evidence.site('backward')}, and DDP takes the mean "
-            "over the ranks: use the mean over the samples, or multiply by the number of ranks"
+            "the ranks' losses add up to the reference's: the loss is a sum over samples, or was "
+            f"divided by the number of ranks{evidence.site('backward')}, and DDP takes the mean "
+            "over the ranks: use the mean over each rank's samples"
         )
     why = {
         "N": "summed, not averaged: a hook that adds without dividing, or the loss or gradients "
@@ -577,9 +589,9 @@ def other_parameters(evidence: Evidence) -> str | None:
     """Say that equal gradients gave other parameters."""
     if evidence.row.phase != "parameters":
         return None
-    ranks = f"on {named(evidence.first.ranks)} " if evidence.alone else ""
+    ranks = f" on {named(evidence.first.ranks)}" if evidence.alone else ""
     return (
-        f"the gradients are equal, the parameters after the step are not {ranks}: another learning "
+        f"the gradients are equal, the parameters after the step are not{ranks}: another learning "
         "rate or option of the optimizer, or parameters that are changed beside it"
     )
 

@@ -25,6 +25,7 @@ class Plan:
     # Of each step: the ranks that have a sample, by the sample's id.
     owners: dict[int, dict[int, list[int]]] = field(default_factory=dict)
     start: str = ""  # file with the parameters of rank 0 before its first step
+    torch: bool = False  # whether the script imports PyTorch
     seed: int = 1
 
     @property

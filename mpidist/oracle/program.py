@@ -12,17 +12,19 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from ..communicator.failure import describe
 from ..communicator.launcher_notes import launched_rank
 from ..errors import Unsupported
 from ..frameworks.base import adapter, library
 from ..parallel import DDP, ZeroOptimizer
 from ..pipeline.pipeline import Pipeline
 from . import reference
-from .plan import Plan
+from .plan import ROLES, Plan
+from .reference import Link, connect
 from .taps import Taps
 
 
@@ -51,12 +53,13 @@ class AfterImport:
         return spec
 
 
-def install(taps: Taps, number: int) -> None:
+def install(taps: Taps, number: int, link: Link | None = None) -> None:
     """Have everything that trains in this process report to `taps`; `number` is a seed."""
-    reference.install(taps)
+    reference.install(taps, link)
     adapter(None, "taps").LIBRARY.install(taps)
 
     def with_torch() -> None:
+        taps.writer.facts(torch=True)
         torch = adapter("torch", "taps")
         torch.seed(number)
         torch.LIBRARY.install(taps)
@@ -89,18 +92,67 @@ def install(taps: Taps, number: int) -> None:
     Pipeline.__init__ = refused  # type: ignore
 
 
-def main() -> None:
-    """Run the script in ``sys.argv`` as ``__main__``: folder of the run, then script, arguments."""
-    folder, script = Path(sys.argv[1]), sys.argv[2]
-    plan = Plan.load(folder)
-    rank = launched_rank() or 0
+def run(plan: Plan, folder: Path, rank: int, words: list[str], link: Link | None = None) -> None:
+    """Run the script in `words` with its arguments, as ``__main__``, in this process."""
     taps = Taps(plan, folder, rank)
     # Rank 0 begins like the reference, the others unlike it: what rank 0 did not send them shows.
     number = plan.seed + (rank if plan.role == "ranks" else 0)
     random.seed(number)
     np.random.seed(number)
-    install(taps, number)
-    sys.argv[:] = sys.argv[2:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
+    install(taps, number, link)
+    sys.argv[:] = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
     taps.ended()
+
+
+def main() -> None:
+    """Run a rank of the ranks' run: ``sys.argv`` has its folder, the script, and its arguments."""
+    folder = Path(sys.argv[1])
+    run(Plan.load(folder), folder, launched_rank() or 0, sys.argv[2:])
+
+
+def references() -> None:
+    """Run the references, all at a time, in children: ``sys.argv`` has the folder above theirs.
+
+    What takes long to import is imported before, once for all of them.
+    """
+    above, words = Path(sys.argv[1]), sys.argv[2:]
+    folders = [above / role for role in ROLES[1:]]
+    plans = [Plan.load(folder) for folder in folders]
+    if plans[0].torch:
+        adapter("torch", "taps")
+    children = []
+    for plan, folder in zip(plans, folders, strict=True):
+        links = connect(plan.processes)
+        for rank, link in enumerate(links):
+            child = os.fork()
+            if child == 0:
+                for other in links:
+                    if other is not link:
+                        other.close()
+                _become(plan, folder, rank, words, link)
+            children.append(child)
+        for link in links:
+            link.close()
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _become(plan: Plan, folder: Path, rank: int, words: list[str], link: Link) -> NoReturn:
+    """Run the script in this child, and end it."""
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    status = 1
+    try:
+        run(plan, folder, rank, words, link)
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException as error:
+        sys.stderr.write(describe(type(error), error, error.__traceback__, os.environ)["text"])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from .. import data
-from ..communicator import launch
 from ..errors import Unsupported
-from ..frameworks.base import Framework
+from ..frameworks.base import Framework, framework_of
 from ..parallel import DDP
 from .plan import Plan
 from .taps import Taps
@@ -24,8 +25,11 @@ from .taps import Taps
 #   of single samples       samples of a rank, and this file averages their gradients
 
 
-def install(taps: Taps) -> None:
-    """Note how the script divides its data; in a reference, have it divided as the plan says."""
+def install(taps: Taps, link: Link | None = None) -> None:
+    """Note how the script divides its data; in a reference, have it divided as the plan says.
+
+    `link` connects the copies, if there are several.
+    """
     plan = taps.plan
     _note_data(taps)
     if plan.role == "ranks":
@@ -33,8 +37,8 @@ def install(taps: Taps) -> None:
     data.Order = _order(plan, taps.rank)  # type: ignore
     if plan.copies:
         _divide_streams(plan, taps.rank)
-        average = _alone()
-        _average(average)
+        assert link is not None
+        _average(taps, link.mean)
 
 
 def _note_data(taps: Taps) -> None:
@@ -80,60 +84,70 @@ def _divide_streams(plan: Plan, rank: int) -> None:
     data.Stream.__init__ = made  # type: ignore
 
 
-def _alone() -> Callable[[np.ndarray], np.ndarray]:
-    """Have ``md.init()`` return a communicator of this process only.
+class Link:
+    """The connections of a copy of a reference to the others, over which they average."""
 
-    Return a function that averages an array over the processes of the job.
+    def __init__(self, ends: list[Connection], first: bool):
+        self._ends, self._first = ends, first
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        for end in self._ends:
+            end.close()
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of a flat float64 array over the copies, added in their order."""
+        if self._first:
+            total = values.copy()
+            for end in self._ends:
+                total += np.frombuffer(end.recv_bytes())
+            total /= len(self._ends) + 1
+            for end in self._ends:
+                end.send_bytes(total.tobytes())
+            return total
+        (end,) = self._ends
+        end.send_bytes(values.tobytes())
+        return np.frombuffer(end.recv_bytes())
+
+
+def connect(count: int) -> list[Link]:
+    """Return the links of `count` copies."""
+    pairs = [Pipe() for _ in range(count - 1)]
+    return [Link([one for one, _ in pairs], True), *(Link([other], False) for _, other in pairs)]
+
+
+def _average(taps: Taps, mean: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Average gradients over the copies when a DDP would, and before each optimizer's step.
+
+    So a training that never averages them differs from the reference.
     """
-    mpi = launch.start_mpi("multiple")
-    world = mpi.COMM_WORLD.Dup()
-    init = launch.init
-
-    @wraps(init)
-    def alone(*arguments: Any, **options: Any) -> Any:
-        if launch.started() is None:
-            options.pop("comm", None)
-            launch._default = init(*arguments, comm=mpi.COMM_SELF, **options)
-            return launch._default
-        return init(*arguments, **options)
-
-    launch.init = alone
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        # In the order of the ranks: the same bits in every run.
-        total = np.zeros_like(values)
-        for part in world.allgather(values):
-            total += part
-        return total / world.Get_size()
-
-    return mean
-
-
-def _average(mean: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Average gradients over the copies wherever a DDP averages them over the ranks."""
     after = DDP._after_sync
 
     @wraps(after)
     def averaged(model: DDP, used: np.ndarray) -> None:
-        framework = model.framework
-        named = model.reducer.grouping.named
-        if framework.sparse(model.module):
+        average([p for _, p in model.reducer.grouping.named])
+        after(model, used)
+
+    def average(parameters: Sequence[Any]) -> None:
+        if not parameters:
+            return
+        framework = framework_of(parameters[0])
+        if any(getattr(p.grad, "is_sparse", False) for p in parameters):
             raise Unsupported("mpidist check: sparse gradients with data that the script batches")
-        here = np.array([p.grad is not None for _, p in named], float)
-        flat = [_values(framework, p) for _, p in named]
+        here = np.array([p.grad is not None for p in parameters], float)
+        flat = [_values(framework, p) for p in parameters]
         means = mean(np.concatenate([here, *flat]))
-        some, rest = means[: len(named)], means[len(named) :]
-        start = 0
-        for (_, p), values, share in zip(named, flat, some, strict=True):
-            part = rest[start : start + values.size].reshape(tuple(p.data.shape))
+        start = len(parameters)
+        for p, values, share in zip(parameters, flat, means[: len(parameters)], strict=True):
+            part = means[start : start + values.size].reshape(tuple(p.data.shape))
             start += values.size
             if share and p.grad is None:
                 p.grad = framework.from_array(part.astype(framework.values(p).dtype))
             elif share:
                 framework.copy(p.grad, framework.from_array(np.ascontiguousarray(part)))
-        after(model, used)
 
     DDP._after_sync = averaged  # type: ignore
+    taps.average = average
 
 
 def _values(framework: Framework, p: Any) -> np.ndarray:

@@ -159,7 +159,7 @@ def row_ids(arrays: Sequence[np.ndarray]) -> np.ndarray:
         for k, start in enumerate(range(0, words.shape[1], _WORDS)):
             part = words[:, start : start + _WORDS]
             found += (part @ _coefficients()[: part.shape[1]]) * np.uint64(2 * k + 1)
-        ids = _mixed(ids + found)
+        ids = _mixed(ids + found + np.uint64(1))
     return ids
 
 

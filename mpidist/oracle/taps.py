@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ import numpy as np
 from ..device.recognise import on_host
 from ..engine.call_site import users_frame
 from ..errors import MpidistError
-from ..frameworks.base import Framework, framework_of
+from ..frameworks.base import Framework, framework_of, nothing
 from .log import NOBODY, Imprint, Part, Step, Writer
 from .plan import Plan
 from .sketch import SUMS, fingerprint, row_ids, sketch, sketch_rows
@@ -122,6 +122,8 @@ class Taps:
         self._kept: list[Any] = []  # what has an id above
         self._owners: dict[int, list[int]] = {}
         self._sharded = False
+        # Averages the gradients of parameters over the copies of a reference.
+        self.average: Callable[[Sequence[Any]], object] = nothing
         self._last: Any = None  # output that was recorded
         self._take_owners()
 
@@ -278,12 +280,23 @@ class Taps:
 
     def name_of(self, optimizer: Any, number: int, p: Any) -> str:
         """Return the name of a parameter of an optimizer."""
+        if id(p) not in self._parameters:
+            self._learn_parameters()
         return self._parameters.get(id(p), f"{type(optimizer).__name__}.{number}")
 
-    def before_step(self, optimizer: Any, parameters: Iterable[Any]) -> None:
+    def _learn_parameters(self) -> None:
+        """Learn the names of parameters that have taken the place of others."""
+        for library, model, prefix in self._models:
+            for name, p in library.framework.parameters(model):
+                if id(p) not in self._parameters:
+                    self._parameters[id(p)] = prefix + name
+                    self._kept.append(p)
+
+    def before_step(self, optimizer: Any, parameters: Sequence[Any]) -> None:
         """Record the gradients that an optimizer will use."""
         if self._sharded:
             return
+        self.average(parameters)
         self.step.sites["step"] = _site()
         for number, p in enumerate(parameters):
             name = self.name_of(optimizer, number, p)

@@ -1,0 +1,174 @@
+"""``mpidist check`` on trainings with and without a planted fault, as a user calls it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import each_mpi
+from tests.support.processes import run
+from tests.support.training_kits import NEEDS_TORCH, torch
+
+HERE = Path(__file__).parent
+needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
+ROW = re.compile(r"step (\d+) +(\w+) +(equal|DIFFERS) +(.*)")
+
+
+class Checked:
+    """What a check printed."""
+
+    def __init__(self, *words, ranks=2, steps=2, python=sys.executable):
+        script = HERE / f"{words[0]}_training.py"
+        command = [python, "-m", "mpidist", "check", "-n", str(ranks), "--steps", str(steps)]
+        finished = run([*command, str(script), "--", *words[1:]], 200)
+        assert not finished.timed_out, finished.output
+        self.status, self.output = finished.status, finished.output
+        found = [match.groups() for line in self.output.splitlines() if (match := ROW.match(line))]
+        self.rows = [(int(step), phase, verdict) for step, phase, verdict, _ in found]
+        self.first = next((row for row in found if row[2] == "DIFFERS"), None)
+        likely = [line for line in self.output.splitlines() if line.startswith("        likely")]
+        self.cause = likely[0].split(None, 1)[1] if likely else ""
+
+    def assert_equal(self, steps=2):
+        assert self.status == 0, self.output
+        assert self.first is None, self.output
+        assert {step for step, *_ in self.rows} == set(range(1, steps + 1)), self.output
+
+    def assert_differs(self, phase, name, which, *causes):
+        assert self.status == 1, self.output
+        assert self.first is not None, self.output
+        assert self.first[1] == phase, self.output
+        assert name in self.first[3] and which in self.first[3], self.output
+        for cause in causes:
+            assert cause in self.cause, self.output
+
+
+def test_check_of_a_clean_numpy_training_finds_every_phase_equal():
+    found = Checked("array", "clean", "adam")
+    found.assert_equal()
+    phases = {phase for _, phase, _ in found.rows}
+    assert phases == {"start", "batch", "forward", "gradients", "parameters", "optimizer"}
+    assert "2 × 16 samples = the reference's 32" in found.output
+
+
+def test_check_of_a_parameter_that_was_replaced_names_it():
+    found = Checked("array", "replaced", ranks=3, steps=1)
+    found.assert_differs("gradients", "first: 2.weight", "all ranks", "2.weight", "replaced")
+
+
+def test_check_of_a_sharded_optimizer_finds_it_equal():
+    Checked("array", "clean", "zero", ranks=3).assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nothing", "without a step of an optimizer"),
+        ("fails", "RuntimeError: no data set"),
+        ("random", "two runs as one process differ in step 1, batch"),
+    ],
+)
+def test_check_of_a_script_that_cannot_be_compared_says_why(fault, words):
+    found = Checked("array", fault)
+    assert found.status == 2, found.output
+    assert words in found.output
+
+
+def test_check_of_a_missing_script_names_it():
+    finished = run([sys.executable, "-m", "mpidist", "check", "none.py"], 60)
+    assert finished.status == 2
+    assert "none.py: no such script" in finished.output
+
+
+@needs_torch
+def test_check_of_a_clean_torch_training_finds_it_equal():
+    Checked("torch", "clean", "optimizer=adam").assert_equal()
+
+
+ARRAY = {
+    "same": ("batch", "3 × 16", "rank 0, 1", "ranks 0, 1 train on the same samples"),
+    "start": ("start", "0.weight", "rank 1, 2", "before the first step"),
+    "state": ("parameters", "0.weight", "rank 1", "another state"),
+    "list": ("gradients", "2.bias", "missing on rank 1", "has no 2.bias"),
+    "order": ("batch", "3 × 16", "rank 1", "another order"),
+    "zero": ("gradients", "2.bias", "all ranks", "zero on ranks 0, 1, 2"),
+    "unsynchronised": ("gradients", "0.weight", "all ranks", "no gradient is averaged"),
+    "N": ("gradients", "0.weight", "all ranks", "N times"),
+    "1/N": ("gradients", "0.weight", "all ranks", "1/N times"),
+    "N2": ("gradients", "0.weight", "all ranks", "N² times"),
+    "loss_N": ("forward", "loss", "all ranks", "N times"),
+    "one_rank": ("gradients", "0.weight", "all ranks", "rank 2's samples"),
+    "skipped": ("batch", "16 + 32 + 16", "rank 1", "rank 1 skipped"),
+    "halves": ("gradients", "0.weight", "all ranks", "float16"),
+}
+
+TORCH = {
+    "same": ("batch", "2 × 16", "all ranks", "train on the same samples"),
+    "start": ("start", "body.weight", "rank 1", "before the first step"),
+    "dropout": ("forward", "drop", "all ranks", "Dropout is on"),
+    "batchnorm": ("forward", "norm", "all ranks", "BatchNorm1d", "SyncBatchNorm"),
+    "zero": ("gradients", "body.weight", "missing on rank 0, 1", "None on ranks 0, 1"),
+    "N": ("gradients", "body.weight", "all ranks", "N times"),
+    "1/N": ("gradients", "body.weight", "all ranks", "1/N times"),
+    "N2": ("gradients", "body.weight", "all ranks", "N² times"),
+    "unsynchronised": ("gradients", "body.weight", "all ranks", "no gradient is averaged"),
+    "one_rank": ("gradients", "body.weight", "all ranks", "rank 1's samples"),
+    "state": ("gradients", "head.bias", "missing on rank 1", "has no head.bias"),
+    "skipped": ("batch", "16 + 32", "rank 1", "rank 1 skipped"),
+    "sum": ("gradients", "body.weight", "all ranks", "sum over samples"),
+    "order": ("batch", "2 × 16", "rank 1", "another order"),
+    "contrastive": ("forward", "loss", "all ranks", "contrastive"),
+    "loss_N": ("forward", "loss", "all ranks", "N times"),
+    "lr": ("parameters", "body.weight", "rank 1", "learning rate"),
+    "uneven": ("gradients", "body.weight", "all ranks", "7, 6 samples", "uneven"),
+}
+OF_DDP = {"halves": ("gradients", "body.weight", "all ranks", "float16")}
+OF_STOCK = {"replaced": ("gradients", "head.weight", "all ranks", "head.weight", "replaced")}
+PLANTED = [
+    *(("array", (fault,), 3, found) for fault, found in ARRAY.items()),
+    *(("torch", (fault,), 2, found) for fault, found in {**TORCH, **OF_DDP}.items()),
+    *(
+        ("torch", (fault, "wrapper=stock"), 2, found)
+        for fault, found in {**TORCH, **OF_STOCK}.items()
+        if fault != "uneven"  # a DistributedSampler repeats samples
+    ),
+]
+
+
+@pytest.mark.long
+@needs_torch
+@pytest.mark.parametrize(
+    ("library", "words", "ranks", "found"), PLANTED, ids=lambda x: x if isinstance(x, str) else None
+)
+def test_planted_fault_is_named(library, words, ranks, found):
+    Checked(library, *words, ranks=ranks).assert_differs(*found)
+
+
+CLEAN = [
+    *(("array", (optimizer,), 3) for optimizer in ("sgd", "adam", "zero", "double")),
+    *(
+        ("torch", (f"wrapper={wrapper}", f"model={model}", f"optimizer={optimizer}"), ranks)
+        for wrapper, ranks in (("ddp", 2), ("stock", 2), ("zero", 4))
+        for model in ("mlp", "cnn", "gpt")
+        for optimizer in ("sgd", "adam")
+    ),
+    *(
+        ("torch", (f"wrapper={wrapper}", f"model={model}", "dtype=bfloat16"), 2)
+        for wrapper, model in (("ddp", "mlp"), ("stock", "cnn"), ("ddp", "gpt"))
+    ),
+]
+
+
+@pytest.mark.long
+@needs_torch
+@pytest.mark.parametrize(("library", "words", "ranks"), CLEAN)
+def test_clean_training_is_equal(library, words, ranks):
+    Checked(library, "clean", *words, ranks=ranks, steps=3).assert_equal(3)
+
+
+@pytest.mark.long
+@each_mpi
+def test_check_under_each_mpi(python):
+    Checked("array", "clean", python=python).assert_equal()
+    Checked("array", "N", python=python).assert_differs("gradients", "0.weight", "all", "N times")

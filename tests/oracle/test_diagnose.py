@@ -1,0 +1,218 @@
+"""Every planted fault is named, with the right tensor, ranks and cause; on numbers."""
+
+import numpy as np
+import pytest
+
+from mpidist.oracle.compare import rows
+from mpidist.oracle.diagnose import RULES, likely
+from tests.support.oracle_runs import COUNT, SIZE, Training
+
+FAULTS = {}
+EVERY = list(range(SIZE))
+AFTER = ("gradients", "parameters", "optimizer")
+
+
+def fault(phase, name, ranks, *words):
+    """Register a function that plants a fault, and what is to be found."""
+
+    def register(plant):
+        FAULTS[plant.__name__] = plant, phase, name, ranks, words
+        return plant
+
+    return register
+
+
+def in_gradients(training, change, names=None):
+    """Change the gradients of all ranks, and what follows from them."""
+    for rank, data in enumerate(training.ranks):
+        for name in names or list(data["gradients"]):
+            x = change(rank, name, data["gradients"][name])
+            data["gradients"][name] = x
+            x = np.zeros_like(data["start"][name]) if x is None else x
+            data["optimizer"][f"{name}.momentum_buffer"] = x
+            data["parameters"][name] = data["start"][name] - np.float32(0.1) * x
+
+
+@fault("start", "body.weight", [1, 2], "differ before the first step")
+def unlike_start(training):
+    for rank in (1, 2):
+        training.ranks[rank]["start"]["body.weight"] += 1
+
+
+@fault("batch", "samples", [1, 2], "ranks 1, 2 train on the same samples")
+def same_samples(training):
+    training.ranks[2]["samples"] = training.ranks[1]["samples"]
+
+
+@fault("batch", "samples", EVERY, "every rank trains on all samples")
+def undivided(training):
+    for data in training.ranks:
+        data["samples"] = training.whole["samples"]
+        data["outputs"] = {}
+
+
+@fault("batch", "samples", [2], "another order", "0 of the 4")
+def other_order(training):
+    training.ranks[2]["samples"] = training.ranks[2]["samples"] + 1
+
+
+@fault("batch", "samples", [1, 2], "fewer samples", "divides its data itself")
+def divided_by_hand(training):
+    training.whole["samples"] = training.whole["samples"][:COUNT]
+    training.whole["outputs"] = {}
+
+
+@fault("batch", "samples", [1], "rank 1 skipped the optimizer's step 1")
+def skipped_step(training):
+    random = np.random.default_rng(9).normal(size=(COUNT, 12)).astype(np.float32)
+    mine = training.ranks[1]
+    mine["samples"] = np.concatenate([mine["samples"], random])
+    mine["outputs"] = {}
+
+
+@fault("forward", "body", EVERY, "BatchNorm1d", "each rank's own samples")
+def batch_statistics(training):
+    training.traits["body"] = "BatchNorm1d", "batch statistics"
+    for data in training.ranks:
+        data["outputs"]["body"] = data["outputs"]["body"] * 1.01
+
+
+@fault("forward", "head", EVERY, "Dropout is on")
+def dropout(training):
+    training.traits["head"] = "Dropout", "dropout"
+    for data in training.ranks:
+        data["outputs"]["head"][:, 0] = 0
+
+
+@fault("forward", "head", [0], "random numbers are drawn in forward, on rank 0")
+def noise(training):
+    training.random_ranks = (0,)
+    training.ranks[0]["outputs"]["head"] += 0.1
+
+
+@fault("forward", "head", [2], "depends on the rank")
+def rank_in_forward(training):
+    training.ranks[2]["outputs"]["head"] += 0.1
+
+
+@fault("forward", "loss", EVERY, "loss is N times", "train.py:7")
+def loss_times_ranks(training):
+    for data in training.ranks:
+        data["loss"] = data["loss"] * SIZE
+
+
+@fault("forward", "loss", EVERY, "contrastive")
+def global_loss(training):
+    training.whole["loss"] = training.whole["loss"] * 1.3
+
+
+@fault("gradients", "body.weight", EVERY, "sum over samples", "train.py:7")
+def summed_loss(training):
+    training.whole["loss"] = sum(data["loss"] for data in training.ranks)
+    in_gradients(training, lambda rank, name, x: x / np.float32(SIZE))
+
+
+@fault("gradients", "body.weight", EVERY, "N times the reference's", "train.py:8")
+def times_ranks(training):
+    in_gradients(training, lambda rank, name, x: x * SIZE)
+
+
+@fault("gradients", "body.weight", EVERY, "1/N times", "divided twice")
+def over_ranks(training):
+    in_gradients(training, lambda rank, name, x: x / np.float32(SIZE))
+
+
+@fault("gradients", "body.weight", EVERY, "N² times")
+def times_ranks_squared(training):
+    in_gradients(training, lambda rank, name, x: x * SIZE**2)
+
+
+@fault("gradients", "body.weight", EVERY, "no gradient is averaged")
+def not_averaged(training):
+    in_gradients(training, lambda rank, name, x: training.ranks[rank]["local"][name])
+
+
+@fault("gradients", "head.weight", EVERY, "own gradient of head.weight", "replaced")
+def replaced(training):
+    local = [data["local"]["head.weight"] for data in training.ranks]
+    in_gradients(training, lambda rank, name, x: local[rank], ["head.weight"])
+
+
+@fault("gradients", "body.weight", EVERY, "the gradient is that of rank 1's samples")
+def one_ranks(training):
+    in_gradients(training, lambda rank, name, x: training.ranks[1]["local"][name])
+
+
+@fault("gradients", "body.bias", EVERY, "body.bias is zero on ranks 0, 1, 2")
+def zero(training):
+    in_gradients(training, lambda rank, name, x: x * 0, ["body.bias"])
+
+
+@fault("gradients", "body.bias", [1], "body.bias is None on rank 1")
+def unused(training):
+    in_gradients(training, lambda rank, name, x: None if rank == 1 else x, ["body.bias"])
+
+
+@fault("gradients", "body.weight", EVERY, "float16")
+def in_float16(training):
+    in_gradients(training, lambda rank, name, x: x.astype(np.float16).astype(np.float32))
+
+
+@fault("gradients", "body.bias", [2], "on rank 2 only")
+def changed_on_a_rank(training):
+    in_gradients(training, lambda rank, name, x: x + 0.5 * (rank == 2), ["body.bias"])
+
+
+@fault("gradients", "body.bias", [1], "optimizer of rank 1 has no body.bias")
+def not_in_the_optimizer(training):
+    del training.ranks[1]["gradients"]["body.bias"]
+    del training.ranks[1]["optimizer"]["body.bias.momentum_buffer"]
+
+
+@fault("optimizer", "body.bias.momentum_buffer", [2], "optimizer of rank 2 has no body.bias")
+def without_state(training):
+    del training.ranks[2]["optimizer"]["body.bias.momentum_buffer"]
+
+
+@fault("parameters", "body.bias", [0], "optimizer of rank 0 has another state")
+def other_state(training):
+    state = training.ranks[0]["optimizer"]
+    state["body.bias.momentum_buffer"] = state["body.bias.momentum_buffer"] + 1
+    training.ranks[0]["parameters"]["body.bias"] += 1
+
+
+@fault("parameters", "head.weight", [1], "on rank 1", "learning rate")
+def other_learning_rate(training):
+    data = training.ranks[1]
+    step = data["parameters"]["head.weight"] - data["start"]["head.weight"]
+    data["parameters"]["head.weight"] = data["start"]["head.weight"] + 2 * step
+
+
+@fault("buffers", "running_mean", [1], "each rank's samples")
+def own_buffers(training):
+    training.ranks[1]["buffers"]["running_mean"] += 1
+
+
+@pytest.mark.parametrize("planted", FAULTS)
+def test_planted_fault_is_named_with_tensor_ranks_and_cause(planted):
+    plant, phase, name, ranks, words = FAULTS[planted]
+    training = Training(seed=len(planted))
+    plant(training)
+    runs = training.runs()
+    first = next(row for row in rows(runs) if row.differences)
+    cause = likely(runs, first)
+    assert (first.phase, first.differences[0].name) == (phase, name)
+    assert first.differences[0].ranks == ranks
+    for word in words:
+        assert word in cause
+
+
+def test_every_rule_is_the_first_to_name_a_fault():
+    answers = set()
+    for plant, *_ in FAULTS.values():
+        training = Training()
+        plant(training)
+        runs = training.runs()
+        first = next(row for row in rows(runs) if row.differences)
+        answers.add(likely(runs, first))
+    assert len(answers) >= len(RULES)

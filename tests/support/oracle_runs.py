@@ -1,0 +1,108 @@
+"""The logs of a check without a script: a training of random arrays, with a planted fault."""
+
+import copy
+
+import numpy as np
+
+from mpidist.oracle.compare import Runs
+from mpidist.oracle.log import Imprint, Log, Part, Step
+from mpidist.oracle.sketch import fingerprint, row_ids, sketch, sketch_rows
+
+SIZE = 3
+COUNT = 4  # samples of a rank in a step
+PARAMETERS = {"body.weight": (8, 12), "body.bias": (8,), "head.weight": (5, 8)}
+
+
+def whole(name, array, rank, how="whole", start=0, shape=None):
+    """Return the imprint of an array that is not divided into rows."""
+    array = np.asarray(array)
+    value = float(array.reshape(-1)[0]) if array.size == 1 else None
+    part = Part(*sketch(name, array, start), 0, value)
+    dtype = array.dtype.name if array.dtype.kind == "f" else "exact"
+    shape = tuple(array.shape if shape is None else shape)
+    return Imprint(name, how, dtype, shape, "", {rank: part}, fingerprint(array))
+
+
+def outputs(name, rows, ids, owners, kind="Linear", trait=""):
+    """Return the imprint of a module's outputs, by the ranks that have the samples."""
+    sums, squares = sketch_rows(name, rows, ids)
+    parts = {
+        rank: Part(sums[owners == rank].sum(0), squares[owners == rank].sum(), COUNT)
+        for rank in set(owners.tolist())
+    }
+    return Imprint(name, "rows", "float32", rows.shape[1:], "first", parts, None, kind, trait)
+
+
+class Training:
+    """What N ranks and one process compute in a step, as arrays that a test may change.
+
+    Each is a dict: of a rank's `samples`, of the `outputs` of modules, its `loss`, its `local`
+    gradients, and by phase of "start", "gradients", "parameters", "optimizer" and "buffers".
+    """
+
+    def __init__(self, seed=0):
+        self.random = random = np.random.default_rng(seed)
+
+        def normal(*shape):
+            return random.normal(size=shape).astype(np.float32)
+
+        start = {name: normal(*shape) for name, shape in PARAMETERS.items()}
+        samples = normal(SIZE * COUNT, 12)
+        rows = {"body": samples @ start["body.weight"].T + start["body.bias"]}
+        rows["head"] = rows["body"] @ start["head.weight"].T
+        losses = normal(SIZE) + 4
+        local = [{name: normal(*shape) for name, shape in PARAMETERS.items()} for _ in range(SIZE)]
+        mean = {name: sum(each[name] for each in local) / np.float32(SIZE) for name in start}
+        after = {
+            "start": start,
+            "gradients": mean,
+            "parameters": {name: start[name] - np.float32(0.1) * mean[name] for name in start},
+            "optimizer": {f"{name}.momentum_buffer": mean[name] for name in start},
+            "buffers": {"running_mean": normal(8)},
+        }
+        self.whole = {"samples": samples, "outputs": rows, "loss": losses.mean(), **after}
+        self.ranks = []
+        for rank in range(SIZE):
+            mine = slice(rank * COUNT, (rank + 1) * COUNT)
+            part = {name: x[mine] for name, x in rows.items()}
+            own = {"samples": samples[mine], "outputs": part, "loss": losses[rank]}
+            self.ranks.append(copy.deepcopy({**own, "local": local[rank], **after}))
+        self.traits = {}
+        self.random_ranks = ()
+
+    def _step(self, data, rank, owners, noise=0.0):
+        """Return a step; each element is changed by about `noise` times itself."""
+
+        def moved(x):
+            random = self.random.normal(size=np.shape(x))
+            return (x * (1 + noise * random)).astype(x.dtype) if noise else np.asarray(x)
+
+        step = Step(1, stepped=True, sites={"backward": "train.py:7", "step": "train.py:8"})
+        ids = row_ids([data["samples"]])
+        step.ids.append(ids)
+        step.random = rank in self.random_ranks and len(ids) == COUNT
+        for name, rows in data["outputs"].items():
+            kind, trait = self.traits.get(name, ("Linear", ""))
+            step.put("forward", outputs(name, moved(rows), ids, owners, kind, trait))
+        loss = float(moved(np.float32(data["loss"])))
+        step.put(
+            "forward", Imprint("loss", "loss", parts={rank: Part(np.zeros(1), loss**2, 1, loss)})
+        )
+        for phase in ("start", "gradients", "parameters", "optimizer", "buffers"):
+            for name, x in data[phase].items():
+                found = Imprint(name, "whole") if x is None else whole(name, moved(x), rank)
+                step.put(phase, found)
+        step.local = {name: whole(name, x, rank) for name, x in data.get("local", {}).items()}
+        return step
+
+    def runs(self):
+        """Return the runs of a check of this training."""
+        ranks = {
+            rank: Log(rank, [self._step(data, rank, np.full(len(data["samples"]), rank))])
+            for rank, data in enumerate(self.ranks)
+        }
+        owners = np.repeat(np.arange(SIZE), COUNT)
+        reference = {0: Log(0, [self._step(self.whole, 0, owners)])}
+        again = {0: Log(0, [self._step(self.whole, 0, owners)])}
+        perturbed = {0: Log(0, [self._step(self.whole, 0, owners, 1e-7)])}
+        return Runs(ranks, reference, again, perturbed, copies=False)
