@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -53,16 +54,26 @@ def check_command(
 
     The exit code is 0 if all is equal, 1 if something differs or the script fails on N ranks.
     """
-    from ..oracle.check import check
+    from ..launcher.allocation import SlurmAllocation
+    from ..launcher.job import check_not_nested
+    from ..oracle.check import ScriptFailed, check
 
-    report = check(
-        script,
-        arguments,
-        ranks,
-        steps,
-        timeout=timeout,
-        say=lambda text: click.echo(f"run: {text}", err=True),
-    )
+    check_not_nested(os.environ)
+    allocation = SlurmAllocation.find()
+    try:
+        report = check(
+            script,
+            arguments,
+            ranks,
+            steps,
+            timeout=timeout,
+            # The nodes of an allocation are assumed to share the current folder.
+            folder=None if allocation is None or allocation.nodes == 1 else os.getcwd(),
+            say=lambda text: click.echo(f"run: {text}", err=True),
+        )
+    except ScriptFailed as error:
+        click.echo(error.output, err=True)
+        raise
     for line in lines(report, ranks):
         click.echo(line)
     return 0 if report.equal else 1

@@ -25,6 +25,14 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 KEPT = 60  # lines of a failed script's output
 
 
+class ScriptFailed(InvalidArgument):
+    """A script that fails as one process; `output` is what it printed, with the traceback."""
+
+    def __init__(self, message: str, output: str):
+        super().__init__(message)
+        self.output = output
+
+
 @dataclass
 class Report:
     """The result of a check: verdicts in order, and the likely cause of the first difference."""
@@ -52,6 +60,7 @@ def check(
     steps: int = 3,
     *,
     timeout: float = 600.0,
+    folder: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Report:
     """Compare a training script on N ranks with the same script as one process.
@@ -66,21 +75,25 @@ def check(
         Number of ranks, and of steps of an optimizer to compare.
     timeout : float
         Seconds after which a run of the script is ended.
+    folder : path, optional
+        Where the logs are kept for the time of the check: on several nodes, a folder that they
+        share.
     say : callable
         Is called with a line of text before each run.
 
     Raises
     ------
+    ScriptFailed
+        If the script fails as one process.
     InvalidArgument
-        If the script fails as one process, with its traceback; makes no step; or does not compute
-        the same twice.
+        If the script makes no step, or does not compute the same twice.
     Unsupported
         If the script does what a check cannot compare.
     """
     if not os.path.isfile(script):
         raise InvalidArgument(f"{script}: no such script in {os.getcwd()}")
-    with tempfile.TemporaryDirectory(prefix="mpidist-check-") as folder:
-        runner = _Runner(Path(folder), script, list(arguments), timeout)
+    with tempfile.TemporaryDirectory(prefix="mpidist-check-", dir=folder) as name:
+        runner = _Runner(Path(name), script, list(arguments), timeout)
         say(f"{script} on {ranks} ranks")
         found, failure = runner.run(Plan("ranks", ranks, steps))
         facts: dict[str, object] = {}
@@ -100,8 +113,14 @@ def check(
                 f"{script}: ended without a step of an optimizer of PyTorch or mpidist.nn on a "
                 "model in training mode: expected a training script"
             )
+        called = any(step.ids for log in found.values() for step in log.steps)
+        if made and not called:
+            raise InvalidArgument(
+                f"{script}: no call of a model was seen before its optimizer's step: expected "
+                "model(x), not model.forward(x), with samples in the first dimension of x"
+            )
         owners = {} if copies else _owners(found)
-        start = str(Path(folder, "ranks", "start-0"))
+        start = str(Path(name, "ranks", "start-0"))
         plans = {
             role: Plan(role, ranks, steps, copies, owners, start, bool(facts.get("torch")))
             for role in ("reference", "again", "perturbed")
@@ -171,7 +190,11 @@ class _Runner:
         for plan in plans:
             found[plan.role], failure = self._read(plan, late)
             if failure:
-                raise InvalidArgument(f"{self._script}: fails as one process:\n{failure}")
+                raise ScriptFailed(
+                    f"{self._script}: fails as one process, too: expected a script that runs on "
+                    "any number of ranks",
+                    failure,
+                )
         return found
 
     def _prepare(self, plan: Plan) -> Path:

@@ -22,8 +22,7 @@ EPSILONS = {
     "exact": 0.0,
 }
 FEW = 64  # elements
-# A rank, its part of a tensor, the reference's, and the hash of its bits.
-Pair = tuple[int, Part, Part, "int | None"]
+Pair = tuple[int, Part, Part]  # a rank, its part of a tensor, and the reference's
 FINEST = 1e-15  # relative; sketches are no more exact in float64
 
 
@@ -262,13 +261,13 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
         pairs = _sums(mine, expected)
     else:
         pairs = [
-            (rank, known.parts[rank], part, known.hash)
+            (rank, known.parts[rank], part)
             for rank, known in mine.items()
             if (part := expected[rank]) is not None
         ]
-    for rank, one, other, hashed in pairs:
+    for rank, one, other in pairs:
         norm = math.sqrt(other.squares)
-        apart = 0.0 if _equal(runs, row, name, rank, hashed) else distance(one, other)
+        apart = distance(one, other)
         unit = runs.unit(row.step, row.phase, imprint, other, norm)
         times = apart / unit if unit else (math.inf if apart else 0.0)
         if times > row.worst and times <= FACTOR:
@@ -289,20 +288,13 @@ def _has_phase(step: Step | None, phase: str) -> bool:
     return step is not None and bool(step.tensors.get(phase))
 
 
-def _equal(runs: Runs, row: Row, name: str, rank: int, hashed: int | None) -> bool:
-    """Return whether a tensor has the same bits as in the reference."""
-    step = runs.reference_step(row.step, rank)
-    imprint = None if step is None else step.tensors.get(row.phase, {}).get(name)
-    return imprint is not None and hashed is not None and imprint.hash == hashed
-
-
 def _sums(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) -> list[Pair]:
     """Return the sum of the shards beside the whole tensor."""
     whole = next(part for part in expected.values() if part is not None)
     total = Part(np.zeros_like(whole.sums), 0.0)
     for rank, known in mine.items():
         total = total + known.parts[rank]
-    return [(0, total, whole, None)]
+    return [(0, total, whole)]
 
 
 def _losses(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) -> list[Pair]:
@@ -318,7 +310,7 @@ def _losses(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) ->
     wanted = sum(theirs) / len(theirs)
     value = min((sum(ours) / len(ours), sum(ours)), key=lambda found: abs(found - wanted))
     nothing = np.zeros(1)
-    return [(0, Part(nothing, 0, 0, value), Part(nothing, wanted * wanted, 0, wanted), None)]
+    return [(0, Part(nothing, 0, 0, value), Part(nothing, wanted * wanted, 0, wanted))]
 
 
 def _compare_start(runs: Runs) -> Row | None:
@@ -412,8 +404,6 @@ def _unlike(runs: Runs, number: int, phase: str, imprint: Imprint, rank: int) ->
     if other is None or imprint.parts.keys() != other.parts.keys():
         return True
     for key, part in imprint.parts.items():
-        if imprint.hash is not None and imprint.hash == other.hash:
-            continue
         unit = runs.unit(number, phase, imprint, part, math.sqrt(part.squares))
         if distance(part, other.parts[key]) > FACTOR * unit:
             return True

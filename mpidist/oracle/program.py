@@ -151,7 +151,10 @@ def _become(plan: Plan, folder: Path, rank: int, words: list[str], link: Link) -
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:
-        sys.stderr.write(describe(type(error), error, error.__traceback__, os.environ)["text"])
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.stderr.write(describe(type(error), error, trace, os.environ)["text"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -165,7 +165,12 @@ class Taps:
             named = [(prefix + name, values) for name, values in named]
             self._set_start(named)
             for name, values in named:
-                self._put("start", self._whole(name, values))
+                found = self._whole(name, values)
+                if found is not None:
+                    found.hash = fingerprint(
+                        np.asarray(host(values))
+                    )  # replicas begin with the same bits
+                self._put("start", found)
             if self.plan.role == "perturbed":
                 for name, values in named:
                     if name in set(self._parameters.values()):
@@ -339,7 +344,6 @@ class Taps:
         return result
 
     def _end_step(self) -> None:
-        self._start()  # of a model that was not called, as it is under another wrapper
         for library, model, prefix in self._models:
             for name, p in library.framework.parameters(model):
                 self._put("parameters", self._whole(prefix + name, library.framework.values(p)))
@@ -401,7 +405,7 @@ class Taps:
         part = Part(sums, squares, 0, value)
         dtype = array.dtype.name if is_inexact(array) else "exact"
         whole = tuple(array.shape if shape is None else shape)
-        return Imprint(name, how, dtype, whole, "", {self.rank: part}, fingerprint(array))
+        return Imprint(name, how, dtype, whole, "", {self.rank: part})
 
     def _perturb(self, x: Any) -> None:
         """Move each element of an array to a neighbouring floating-point number, in place."""
