@@ -138,6 +138,12 @@ def skipped_step(evidence: Evidence) -> str | None:
     if evidence.row.phase != "batch":
         return None
     counts = {rank: samples(runs, rank, number).total() for rank in runs.ranks}
+    absent = [rank for rank in runs.ranks if runs.step_of(rank, number) is None]
+    if absent and len(absent) < runs.size:
+        return (
+            f"{named(absent)} did not come to the end of step {number}: skipped the optimizer's "
+            "step, or had no samples"
+        )
     least = min(counts.values())
     behind = [rank for rank, count in counts.items() if least and count >= 2 * least]
     if not behind or len(behind) == runs.size:
@@ -210,8 +216,6 @@ def other_samples(evidence: Evidence) -> str | None:
         own = {rank: samples(runs, rank, number) for rank in evidence.first.ranks}
         count = sum((mine & wanted).total() for mine in own.values())
         total = sum(mine.total() for mine in own.values())
-        if not total:
-            return f"{named(own)} took no samples, and made no step {number}"
         return (
             f"{count} of the {total} samples of {named(own)} are the reference's: another order "
             "there (a seed that depends on the rank, set_epoch() not called alike), or random "

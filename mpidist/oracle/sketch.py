@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -18,11 +19,14 @@ _PERIOD = SUMS * 2048  # elements at a time: as float64 they stay in the cache
 _WORDS = 8192
 
 
+SINGLE = ("float16", "bfloat16", "float32")
+
+
 @cache
-def _pattern() -> np.ndarray:
+def _pattern(dtype: Any = np.float64) -> np.ndarray:
     """Return random signs, twice the same ones: a name's begin somewhere in the first half."""
     random = np.random.default_rng(7)
-    return np.tile(random.choice([-1.0, 1.0], _PERIOD), 2)
+    return np.tile(random.choice([-1.0, 1.0], _PERIOD), 2).astype(dtype)
 
 
 @cache
@@ -41,7 +45,7 @@ def _mixed(words: np.ndarray | int) -> np.ndarray:
 
 def _sign(key: int, block: int) -> float:
     """Return the sign of a block of elements of a name."""
-    return 1.0 if int(_mixed(key * 1_000_003 + block)[0]) & 1 else -1.0
+    return 1.0 if crc32(block.to_bytes(8, "little"), key) & 1 else -1.0
 
 
 def signs(name: str, start: int, stop: int) -> np.ndarray:
@@ -83,22 +87,26 @@ def sketch(name: str, values: np.ndarray, start: int = 0) -> tuple[np.ndarray, f
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype.kind == "c":
         flat, start = flat.view(flat.real.dtype), 2 * start
-    key = crc32(name.encode())
+    # In float32 only the sums of 32 elements are rounded, by about one unit in the last place.
+    work: Any = np.float32 if flat.dtype.name in SINGLE else np.float64
+    key, signs_of = crc32(name.encode()), _pattern(work)
     shift, sums, squares, done = key % _PERIOD, np.zeros(SUMS), 0.0, 0
-    buffer = np.empty(min(_PERIOD, flat.size + 2 * SUMS))  # the same for all blocks: in the cache
+    # The same for all blocks: it stays in the cache.
+    buffer = np.empty(min(_PERIOD, flat.size + 2 * SUMS), work)
     while done < flat.size:
         block, offset = divmod(start + done, _PERIOD)
         count = min(flat.size - done, _PERIOD - offset)
         lead = offset % SUMS  # so that the buffer's rows are the sums
         rows = -(-(lead + count) // SUMS)
-        part = buffer[lead : lead + count]
+        part, values = buffer[lead : lead + count], flat[done : done + count]
         buffer[:lead] = buffer[lead + count : rows * SUMS] = 0
-        pattern = _pattern()[shift + offset : shift + offset + count]
-        part[...] = flat[done : done + count]
-        part *= pattern
-        # Without BLAS, whose threads would wait for each other on cores that ranks share.
-        squares += float(np.einsum("i,i->", part, part))
+        if values.dtype != work:
+            values = values.astype(work)
+        np.multiply(values, signs_of[shift + offset : shift + offset + count], out=part)
         sums += _sign(key, block) * _added(buffer[: rows * SUMS])
+        # Without BLAS, whose threads would wait for each other on cores that ranks share.
+        np.multiply(part, part, out=part)
+        squares += float(part.sum())
         done += count
     return sums, squares
 
@@ -108,7 +116,8 @@ def _added(values: np.ndarray) -> np.ndarray:
     wide = 32 * SUMS
     cut = values.size // wide * wide
     long = values[:cut].reshape(-1, wide).sum(axis=0).reshape(-1, SUMS)
-    return long.sum(axis=0) + values[cut:].reshape(-1, SUMS).sum(axis=0)
+    rest = values[cut:].reshape(-1, SUMS)
+    return long.sum(axis=0, dtype=np.float64) + rest.sum(axis=0, dtype=np.float64)
 
 
 def sketch_rows(name: str, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,12 +143,15 @@ def sketch_rows(name: str, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarra
     rows = np.ascontiguousarray(rows)
     if rows.dtype.kind == "c":
         rows = rows.view(rows.real.dtype)
-    count = rows.shape[1]
-    buffer = np.zeros((len(rows), -(-count // SUMS) * SUMS))
-    buffer[:, :count] = rows
-    squares = np.einsum("ij,ij->i", buffer, buffer)
-    buffer[:, :count] *= signs(name, 0, count)
-    sums = buffer.reshape(len(rows), -1, SUMS).sum(axis=1)
+    work: Any = np.float32 if rows.dtype.name in SINGLE else np.float64
+    count, wide = rows.shape[1], 4 * SUMS
+    buffer = np.empty((len(rows), -(-count // wide) * wide), work)
+    buffer[:, count:] = 0
+    values = rows if rows.dtype == work else rows.astype(work)
+    np.multiply(values, signs(name, 0, count).astype(work), out=buffer[:, :count])
+    squares = np.einsum("ij,ij->i", buffer, buffer).astype(np.float64)
+    long = buffer.reshape(len(rows), -1, wide).sum(axis=1)
+    sums = long.reshape(len(rows), 4, SUMS).sum(axis=1, dtype=np.float64)
     mixed = _mixed(ids)
     places = (np.arange(SUMS) + (mixed >> np.uint64(1)).astype(np.int64)[:, None] % SUMS) % SUMS
     turned = np.take_along_axis(sums, places, axis=1)

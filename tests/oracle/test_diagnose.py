@@ -70,6 +70,11 @@ def skipped_step(training):
     mine["outputs"] = {}
 
 
+@fault("batch", "samples", [1], "rank 1 did not come to the end of step 1")
+def absent(training):
+    training.absent = (1,)
+
+
 @fault("forward", "body", EVERY, "BatchNorm1d", "each rank's own samples")
 def batch_statistics(training):
     training.traits["body"] = "BatchNorm1d", "batch statistics"

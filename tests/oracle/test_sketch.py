@@ -18,8 +18,8 @@ def test_sketch_of_parts_adds_up_to_that_of_the_whole(cuts, size):
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
     parts = [sketch("w", x[a:b], a) for a, b in zip(edges, edges[1:], strict=False)]
     sums, squares = sketch("w", x)
-    assert np.allclose(sum(part for part, _ in parts), sums, rtol=0, atol=1e-9)
-    assert sum(found for _, found in parts) == pytest.approx(squares)
+    assert norm(sum(part for part, _ in parts) - sums) <= 1e-6 * squares**0.5
+    assert sum(found for _, found in parts) == pytest.approx(squares, rel=1e-4)
 
 
 def test_sketch_of_a_difference_is_the_difference_of_sketches():

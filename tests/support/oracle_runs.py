@@ -68,7 +68,7 @@ class Training:
             own = {"samples": samples[mine], "outputs": part, "loss": losses[rank]}
             self.ranks.append(copy.deepcopy({**own, "local": local[rank], **after}))
         self.traits = {}
-        self.random_ranks = ()
+        self.random_ranks = self.absent = ()
 
     def _step(self, data, rank, owners, noise=0.0):
         """Return a step; each element is changed by about `noise` times itself."""
@@ -101,6 +101,8 @@ class Training:
             rank: Log(rank, [self._step(data, rank, np.full(len(data["samples"]), rank))])
             for rank, data in enumerate(self.ranks)
         }
+        for rank in self.absent:
+            ranks[rank].steps.clear()
         owners = np.repeat(np.arange(SIZE), COUNT)
         reference = {0: Log(0, [self._step(self.whole, 0, owners)])}
         again = {0: Log(0, [self._step(self.whole, 0, owners)])}
