@@ -63,32 +63,14 @@ def check(
     folder: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Report:
-    """Compare a training script on N ranks with the same script as one process.
+    """Compare a training script, with its `arguments`, on N ranks with itself as one process.
 
-    Parameters
-    ----------
-    script : path
-        The training script.
-    arguments : sequence of str
-        Its arguments.
-    ranks, steps : int
-        Number of ranks, and of steps of an optimizer to compare.
-    timeout : float
-        Seconds after which a run of the script is ended.
-    folder : path, optional
-        Where the logs are kept for the time of the check: on several nodes, a folder that they
-        share.
-    say : callable
-        Is called with a line of text before each run.
+    `steps` is the number of steps of an optimizer to compare, and `timeout` the seconds after which
+    a run of the script is ended.  The logs are kept in a temporary folder in `folder`: on several
+    nodes it must be one that they share.  ``say(text)`` is called before each run.
 
-    Raises
-    ------
-    ScriptFailed
-        If the script fails as one process.
-    InvalidArgument
-        If the script makes no step, or does not compute the same twice.
-    Unsupported
-        If the script does what a check cannot compare.
+    ScriptFailed is raised if the script fails as one process; InvalidArgument if it makes no step,
+    or does not compute the same twice; Unsupported if it does what a check cannot compare.
     """
     if not os.path.isfile(script):
         raise InvalidArgument(f"{script}: no such script in {os.getcwd()}")

@@ -74,14 +74,9 @@ class Row:
 
 
 class Runs:
-    """The logs of all runs of a check.
+    """The logs of all runs of a check, of each of their processes by number.
 
-    Parameters
-    ----------
-    ranks, reference, again, perturbed : dict of int to Log
-        The processes of each run, by number.
-    copies : bool
-        Whether the reference has a process for each rank.
+    `copies` says whether the reference has a process for each rank.
     """
 
     def __init__(

@@ -64,25 +64,13 @@ def signs(name: str, start: int, stop: int) -> np.ndarray:
 def sketch(name: str, values: np.ndarray, start: int = 0) -> tuple[np.ndarray, float]:
     """Return the sketch of a range of a tensor's elements, and the sum of their squares.
 
+    `values` are consecutive elements of the flat tensor `name`, from element `start` on; complex
+    numbers count as two.  Sum k, of 31 in float64, has the elements whose index is k modulo 31,
+    each with its sign.
+
     The sketch is linear: those of the parts of a tensor, at their places, add up to that of the
     whole, and the difference of two sketches is the sketch of the difference.  The sum of its
     squares estimates the squared norm (Alon, Matias and Szegedy, 1996; Thorup and Zhang, 2004).
-
-    Parameters
-    ----------
-    name : str
-        Name of the tensor, which determines the signs.
-    values : ndarray
-        Consecutive elements of the flat tensor; complex numbers count as two.
-    start : int
-        Index of the first one in the flat tensor.
-
-    Returns
-    -------
-    sums : ndarray of float64, shape (31,)
-        Sum k has the elements whose index is k modulo 31, each with its sign.
-    squares : float
-        Sum of the squares of the elements.
     """
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype.kind == "c":
@@ -123,22 +111,10 @@ def _added(values: np.ndarray) -> np.ndarray:
 def sketch_rows(name: str, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the sketch and the squared norm of each row of a batch, whatever their order.
 
-    The place and the signs of a row come from its sample's id, so that the rows of several ranks
-    add up to the sketch of a batch that has the same samples in any order.
-
-    Parameters
-    ----------
-    name : str
-        Name of the tensor.
-    rows : ndarray, shape (n, count)
-        One row for each sample.
-    ids : ndarray of uint64, shape (n,)
-        Results of :func:`row_ids`.
-
-    Returns
-    -------
-    sums : ndarray of float64, shape (n, 31)
-    squares : ndarray of float64, shape (n,)
+    `rows` has shape (n, count), and `ids` are results of :func:`row_ids`.  The sketches have shape
+    (n, 31), the squared norms (n,), both in float64.  The place and the signs of a row come from
+    its sample's id, so that the rows of several ranks add up to the sketch of a batch that has the
+    same samples in any order.
     """
     rows = np.ascontiguousarray(rows)
     if rows.dtype.kind == "c":

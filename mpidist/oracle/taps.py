@@ -98,14 +98,8 @@ def _assign(x: Any, value: np.ndarray) -> None:
 class Taps:
     """Records the steps of a training in this process, and ends it after the last one.
 
-    Parameters
-    ----------
-    plan : Plan
-        The role of this process.
-    folder : Path
-        Folder of the logs of its run.
-    rank : int
-        Number of this process in its run.
+    `plan` is the role of this process, `folder` that of the logs of its run, and `rank` its number
+    there.
     """
 
     def __init__(self, plan: Plan, folder: Path, rank: int):
