@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -178,6 +179,16 @@ def same_samples(evidence: Evidence) -> str | None:
     )
 
 
+def _has_more(evidence: Evidence) -> bool:
+    """Return whether the ranks have all samples of the reference in this step, and others, too."""
+    runs, number = evidence.runs, evidence.row.step
+    union: Counter[int] = Counter()
+    for rank in runs.ranks:
+        union += samples(runs, rank, number)
+    wanted = reference_samples(runs, number)
+    return bool(wanted) and wanted <= union
+
+
 @rule
 def other_order(evidence: Evidence) -> str | None:
     """Find ranks that have their samples in another order than the reference."""
@@ -186,6 +197,8 @@ def other_order(evidence: Evidence) -> str | None:
         return None
     steps = {step.number for log in runs.reference.values() for step in log.steps}
     theirs = {k: reference_samples(runs, k) for k in steps}
+    if _has_more(evidence):
+        return None
     for rank in evidence.first.ranks:
         mine = samples(runs, rank, number)
         for k, wanted in theirs.items():
@@ -204,9 +217,8 @@ def other_samples(evidence: Evidence) -> str | None:
     runs, number = evidence.runs, evidence.row.step
     if evidence.row.phase != "batch":
         return None
-    union = sum((samples(runs, rank, number) for rank in runs.ranks), samples(runs, 0, 0))
     wanted = reference_samples(runs, number)
-    if wanted and wanted <= union:
+    if _has_more(evidence):
         return (
             "one process has fewer samples in a step than the ranks together: the script divides "
             "its data itself, so nothing after this can be compared; expected md.shard or a "
@@ -221,7 +233,7 @@ def other_samples(evidence: Evidence) -> str | None:
             "there (a seed that depends on the rank, set_epoch() not called alike), or random "
             "augmentation"
         )
-    if not union & wanted:
+    if not any(samples(runs, rank, number) & wanted for rank in runs.ranks):
         return (
             "no sample is the reference's: the data depends on the rank (its own seed, file or "
             "augmentation) or on their number, so nothing after this can be compared"

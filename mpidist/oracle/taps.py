@@ -296,6 +296,7 @@ class Taps:
         if self._sharded:
             return
         self.average(parameters)
+        self.step.tensors.pop("gradients", None)  # of a closure that is called several times
         self.step.sites["step"] = _site()
         for number, p in enumerate(parameters):
             name = self.name_of(optimizer, number, p)

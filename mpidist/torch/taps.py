@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -26,6 +26,24 @@ from .framework import FRAMEWORK
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _before_step(taps: Taps, optimizer: Any, arguments: Any, options: Any) -> Any:
+    """Record the gradients before a step; if a closure computes them, when it has done so."""
+    position = "closure" not in options and len(arguments) > 1
+    closure = arguments[1] if position else options.get("closure")
+    if closure is None:
+        taps.before_step(optimizer, _parameters(optimizer))
+        return None
+
+    def computed() -> Any:
+        result = closure()
+        taps.before_step(optimizer, _parameters(optimizer))
+        return result
+
+    if position:
+        return (arguments[0], computed, *arguments[2:]), options
+    return arguments, {**options, "closure": computed}
 
 
 class TorchLibrary:
@@ -70,9 +88,7 @@ class TorchLibrary:
         torch.Tensor.backward = tapped_backward  # type: ignore
         DistributedDataParallel.__init__ = tapped_wrap  # type: ignore
         DataLoader.__init__ = tapped_load  # type: ignore
-        register_optimizer_step_pre_hook(
-            lambda optimizer, *_: taps.before_step(optimizer, _parameters(optimizer))
-        )
+        register_optimizer_step_pre_hook(partial(_before_step, taps))
         register_optimizer_step_post_hook(
             lambda optimizer, *_: taps.after_step(self, optimizer, _parameters(optimizer))
         )

@@ -55,6 +55,8 @@ for _ in range(0 if fault == "nothing" else 3):
     for start in range(0, len(mine), 16):
         part = mine[start : start + 16]
         step += 1
+        if fault == "rare" and step == 2 and comm.rank == 1:
+            raise RuntimeError("a rare mistake")
         scores = model(x[part])
         criterion(scores, y[part])
         scale = {"loss_N": comm.size, "loss_1/N": 1 / comm.size}.get(fault, 1.0)

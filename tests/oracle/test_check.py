@@ -76,6 +76,15 @@ def test_check_of_a_script_that_cannot_be_compared_says_why(fault, status, words
     assert words in found.output
 
 
+def test_check_of_a_script_that_fails_on_a_rank_shows_its_error_and_the_steps_before():
+    found = Checked("array", "rare")
+    assert found.status == 1
+    assert {step for step, *_ in found.rows} == {1}
+    assert found.first is None
+    assert "the script failed on 2 ranks:" in found.output
+    assert "RuntimeError: a rare mistake" in found.output
+
+
 def test_check_of_a_missing_script_names_it():
     finished = run([sys.executable, "-m", "mpidist", "check", "none.py"], 60)
     assert finished.status == 2
