@@ -27,7 +27,7 @@ from .vault import Reader, Vault
 
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
-GENERATOR, MODEL, SMALL = "generator", "model", "small"
+GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
 _PLAIN = (bool, int, float, str, tuple)
 
 Packed = tuple[str, dict[str, tuple[np.ndarray, str, int, tuple[int, ...], bool]]]
@@ -256,6 +256,9 @@ class State:
         self._vault: Vault | None = None
         self._valid, self._loaded = True, False  # in full; from another rank
         self._held: dict[str, Any] = {}  # states of the last commit, for `keep`
+        # The same for records and other ranks, until `keep` or a commit: by name its kind, or OWN
+        # with the parts of some ranks, and a state as it goes along.
+        self._carried: dict[str, tuple[str, Any]] = {}
         self._parts: dict[str, dict[int, Any]] = {}
         self._small = b""  # at the last commit
         self._own, self._written = b"", b""  # as in the last record
@@ -315,7 +318,8 @@ class State:
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
-        return bool(self._asked) or any(map(self._needs_copy, self._kept.values()))
+        needs = any(map(self._needs_copy, self._kept.values()))
+        return bool(self._asked) or needs or any(of == OWN for of, _ in self._carried.values())
 
     # -- inside of the function -------------------------------------------------------------------
 
@@ -344,6 +348,7 @@ class State:
         kept.made_inside = True
         if name in self._held:
             held = self._held.pop(name)
+            self._carried.pop(name, None)
             if kept.kind is GENERATOR:
                 _set_generator(made, held)
             else:
@@ -389,6 +394,8 @@ class State:
         except Exception as error:
             raise InvalidArgument(f"rank {comm.rank}: commit: {error}") from error
         step = self.step + 1
+        if self._carried:
+            self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
         if self.copies:
             assert self._vault is not None
             self._vault.write(step, to_parts(self._everything(small)))
@@ -418,12 +425,17 @@ class State:
     def _take_small(self, values: Mapping[str, Any]) -> bytes:
         """Return, as bytes, what all ranks have alike and changes before a commit: positions."""
         states = {k.name: k.state() for k in self._of_kind(SMALL) if not k.per_rank}
-        return pickle.dumps((states, dict(values)), 5)
+        return pickle.dumps(({**states, **self._waiting(SMALL)}, dict(values)), 5)
+
+    def _waiting(self, kind: str) -> dict[str, Any]:
+        """Return the states that no object has: after a loss, until it is made anew."""
+        return {name: state for name, (of, state) in self._carried.items() if of == kind}
 
     def _own_state(self) -> bytes:
         """Return, as bytes, what this rank alone has: the states of random number generators."""
-        found = self._of_kind(GENERATOR)
-        return pickle.dumps({k.name: _generator(k.value) for k in found}, 5) if found else b""
+        found = {k.name: _generator(k.value) for k in self._of_kind(GENERATOR)}
+        found |= self._waiting(GENERATOR)
+        return pickle.dumps(found, 5) if found else b""
 
     def _before_call(self) -> None:
         """Write what this rank alone has, as it will be after this step, before a call sends.
@@ -468,10 +480,11 @@ class State:
             for name, (tree, arrays) in shared.items()
         }
         own = {
-            k.name: packed(k.state(), k.name)
+            k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
+        own |= self._waiting(OWN)
         return {
             "small": small,
             "generators": self._own_state(),
@@ -485,7 +498,7 @@ class State:
     def _shared(self) -> dict[str, Packed]:
         """Return the states of models and arrays that all ranks have alike."""
         alike = (k for k in self._of_kind(MODEL) if not k.per_rank and not k.divided)
-        return {k.name: packed(k.state(), k.name) for k in alike}
+        return {k.name: packed(k.state(), k.name) for k in alike} | self._waiting(MODEL)
 
     def _now_sending(self) -> list[dict[str, Any] | None]:
         """Return how each DDP that has made a step sends; anew where its buckets have changed."""
@@ -510,10 +523,11 @@ class State:
         if self._next is not None and self._next.generation == newest:
             self._last, self._next = self._next, None
         known = self._last if self._last and self._last.generation == newest else None
-        self._held, self._parts = {}, {}
         self._hook(comm)
         if newest >= 0:
             self._restore(comm, told, known, newest, measured)
+        # Objects of the generation before are as a failed step has left them.
+        self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
         self.lost, self.generation = dict(lost), newest + 1
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
@@ -617,18 +631,21 @@ class State:
         self._valid = False
         first = contents[0]
         flat = np.concatenate([part for content in contents for part in content["share"]] or [[]])
-        states = _filled(first["about"], flat)
+        shared = _filled(first["about"], flat)
+        self._held, self._carried, self._parts = {}, {}, {}
         mine = known.rank if known is not None else comm.rank if self._same else None
         for name in first["own"]:
-            own = [content["own"][name] for content in contents]
+            own = [part for content in contents for part in content["own"][name]]
+            first_of, behind = (len(own) * r // comm.size for r in (comm.rank, comm.rank + 1))
+            self._carried[name] = OWN, own[first_of:behind]
             if any(not whole for _, arrays in own for *_, whole in arrays.values()):
-                states[name] = unpacked(own, name)  # each rank had a part of it
+                self._give(name, unpacked(own, name))  # each rank had a part of it
                 continue
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
-            if self._same and mine is not None:
-                states[name] = self._parts[name][mine]
+            if self._same and mine is not None and len(own) == comm.size:
+                self._give(name, self._parts[name][mine])
         generators = contents[mine]["generators"] if mine is not None else b""
-        self._apply(states, first["small"], generators, first["sending"])
+        self._apply(shared, first["small"], generators, first["sending"])
         self._set_buffers(contents[mine or 0]["buffers"])
         self.step, self._valid, self._loaded = step, True, True
 
@@ -682,12 +699,12 @@ class State:
                 },
                 self._small or self._take_small(self.values),
                 self._sending,
+                {k.name for k in self._kept.values() if k.made_inside} | set(self._carried),
             )
         answers = layers.everyone(comm, (given, about))
         records = {q: data for held, _ in answers for q, data in held.items()}
-        about, small, sending = answers[source][1]
-        states: dict[str, Any] = {}
-        inside = {k.name for k in self._kept.values() if k.made_inside}
+        about, small, sending, inside = answers[source][1]
+        states: dict[str, Packed] = {}
         if needs or any(name in inside for name in about):
             count = sum(n for _, arrays in about.values() for n, *_ in arrays.values())
             flat = np.empty(count, np.uint8)
@@ -712,6 +729,7 @@ class State:
             )
         generators, buffers = from_bytes(record) if record else (b"", {})
         self._valid = comm.rank not in needs
+        self._held, self._carried = {}, {}
         self._apply(states, small, generators, sending)
         if comm.rank in needs and self._same:
             self._set_buffers(buffers)
@@ -724,7 +742,7 @@ class State:
 
     def _apply(
         self,
-        states: dict[str, Any],
+        shared: dict[str, Packed],
         small: bytes,
         generators: bytes,
         sending: list[dict[str, Any] | None],
@@ -733,18 +751,24 @@ class State:
         found, self.values = pickle.loads(small)
         self._small, self._sending = small, sending
         own = pickle.loads(generators) if generators else {}
-        for name, state in {**states, **found}.items():
-            kept = self._kept.get(name)
-            if kept is None or kept.made_inside:
-                self._held[name] = state
-            else:
-                kept.load(state)
+        for name, one in shared.items():
+            self._give(name, unpacked([one], name), MODEL, one)
+        for name, state in found.items():
+            self._give(name, state, SMALL, state)
         for name, state in own.items():
-            kept = self._kept.get(name)
-            if kept is None or kept.made_inside:
-                self._held[name] = state
-            else:
-                _set_generator(kept.value, state)
+            self._give(name, state, GENERATOR, state)
+
+    def _give(self, name: str, state: Any, kind: str = OWN, carried: Any = None) -> None:
+        """Restore the state of an object that is there; that of another one waits for `keep`."""
+        kept = self._kept.get(name)
+        if kept is None or kept.made_inside:
+            self._held[name] = state
+            if kind is not OWN:
+                self._carried[name] = kind, carried
+        elif kind is GENERATOR:
+            _set_generator(kept.value, state)
+        else:
+            kept.load(state)
 
     # -- what is observed in a generation ---------------------------------------------------------
 
@@ -820,15 +844,16 @@ class State:
             self._vault = None
 
 
-def _filled(about: Mapping[str, Any], flat: np.ndarray) -> dict[str, Any]:
+def _filled(about: Mapping[str, Any], flat: np.ndarray) -> dict[str, Packed]:
     """Return states whose arrays are in a row in `flat`."""
-    states, at = {}, 0
+    states: dict[str, Packed] = {}
+    at = 0
     for name, (tree, arrays) in about.items():
         given = {}
         for path, (length, *rest) in arrays.items():
             given[path] = (flat[at : at + length], *rest)
             at += length
-        states[name] = unpacked([(tree, given)], name)
+        states[name] = tree, given
     return states
 
 

@@ -302,3 +302,92 @@ def test_step_without_a_call_is_a_barrier():
         state.end()
 
     md.run_simulated(3, program)
+
+
+@pytest.mark.parametrize("copies", [None, True])
+@pytest.mark.parametrize("rows", [False, True])
+def test_second_loss_before_objects_are_made_again(copies, rows):
+    """Objects of `keep` that a failed step has changed, or a newcomer has not made yet."""
+
+    def program(comm, losses):
+        x, noise = np.arange(4.0), np.zeros(3)
+        state = md.State(x=x, copies=copies)
+        parts = [comm.split(0) for _ in range(losses + 1)]
+
+        def made(comm):
+            return (
+                state.keep("moments", np.zeros(3)),
+                state.keep("rng", np.random.default_rng(comm.rank)),
+                state.keep("rows", np.full(3, float(comm.rank)), per_rank=True) if rows else noise,
+            )
+
+        def train(comm, until):
+            moments, rng, own = made(comm)
+            while state.step < until:
+                total = comm.allreduce(x.sum() + rng.random() + own.sum())
+                x[...] += total
+                moments[...] += 2 * total
+                if rows:
+                    own[...] += total * (comm.rank + 1)
+                state.commit()
+            return moments, rng, own
+
+        state.begin(parts[0], {})
+        kept = train(parts[0], 2 if losses else 5)
+        for number, part in enumerate(parts[1:]):
+            if number == 0:  # within a step
+                kept[1].random()
+                kept[2][...] += 7 * rows
+            state.leave()
+            if part.rank == number:  # this thread is another rank from here on
+                x = np.zeros(4)
+                state = md.State(x=x, copies=copies)
+            state.begin(part, {number: "was lost"})
+        moments, rng, own = train(parts[-1], 5) if losses else kept
+        state.end()
+        return x.tobytes(), moments.tobytes(), rng.random(), own.tobytes()
+
+    lost_twice = md.run_simulated(3, lambda comm: program(comm, 2))
+    assert lost_twice == md.run_simulated(3, lambda comm: program(comm, 0))
+
+
+def test_second_loss_while_fewer_have_not_dealt_out_the_parts():
+    def program(comm):
+        second = comm.split(None if comm.rank == 1 else 0)
+        state = md.State(x=np.zeros(2))
+        state.begin(comm, {})
+        state.keep("rows", np.full(2, comm.rank), per_rank=True)
+        state.commit()
+        state.leave()
+        if comm.rank == 1:
+            return None
+        state.begin(second, {1: "was lost"})
+        state.leave()
+        left = second.split(None if comm.rank == 0 else 0)
+        if left is None:
+            return None
+        state.begin(left, {0: "was lost"})
+        parts = {r: rows.tolist() for r, rows in state.parts("rows").items()}
+        state.end()
+        return parts
+
+    found = md.run_simulated(3, program)
+    assert found == [None, None, {0: [0, 0], 1: [1, 1], 2: [2, 2]}]
+
+
+def test_loss_while_only_some_have_made_their_objects():
+    """The ranks agree on what is sent, though one of them has not come to its `keep`."""
+
+    def program(comm):
+        again = comm.split(0)
+        state = md.State(x=np.zeros(2))
+        state.begin(comm, {})
+        if comm.rank == 0:
+            state.keep("moments", np.full(3, 4.0))
+        state.leave()
+        state.begin(again, {})
+        kept = state.keep("moments", np.zeros(3))
+        state.end()
+        return kept.tolist()
+
+    assert md.run_simulated(3, program) == [[4.0, 4.0, 4.0]] * 3
