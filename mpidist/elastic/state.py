@@ -123,18 +123,29 @@ class Kept:
         """Return the state, with views of the object's arrays."""
         if not hasattr(self.value, "state_dict"):
             return self.value
-        state, options = state_of(self.value), {}
-        if not hasattr(self.value, "param_groups") and hasattr(self.value, "learning_rate"):
-            # Optimizers of mpidist.nn: their rates are attributes, and no part of the state.
-            options = {k: v for k, v in vars(self.value).items() if isinstance(v, _PLAIN)}
-        return {"state": state, "options": options}
+        return {"state": state_of(self.value), "options": self.options()}
+
+    def _groups(self) -> Sequence[dict[str, Any]]:
+        """Return what an optimizer has its rates in, by group of parameters."""
+        groups = getattr(self.value, "param_groups", ())
+        if not groups and hasattr(self.value, "learning_rate"):
+            return [vars(self.value)]  # of mpidist.nn: attributes, and no part of the state
+        return groups
+
+    def options(self) -> list[dict[str, Any]]:
+        """Return the rates of an optimizer and the like; [] of other objects."""
+        return [{k: v for k, v in g.items() if isinstance(v, _PLAIN)} for g in self._groups()]
+
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Restore a result of :meth:`options`."""
+        for group, saved in zip(self._groups(), options):
+            group.update(saved)
 
     def load(self, state: Any) -> None:
         """Restore a result of :meth:`state`."""
         if hasattr(self.value, "load_state_dict"):
             self.value.load_state_dict(state["state"])
-            if state["options"]:
-                vars(self.value).update(state["options"])
+            self.set_options(state["options"])
             return
         if np.shape(state) != np.shape(self.value):
             raise InvalidArgument(
@@ -261,6 +272,9 @@ class State:
         self._carried: dict[str, tuple[str, Any]] = {}
         self._parts: dict[str, dict[int, Any]] = {}
         self._small = b""  # at the last commit
+        self._options: dict[str, Any] = {}  # of optimizers, at the last commit before a loss
+        self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
+        self._begun = 0  # the step with which this generation began
         self._own, self._written = b"", b""  # as in the last record
         self._sending: list[dict[str, Any] | None] = []  # of the DDPs, at the last commit
         self._same = True  # whether there are as many ranks as before the last change
@@ -353,6 +367,7 @@ class State:
                 _set_generator(made, held)
             else:
                 kept.load(held)
+                kept.set_options(self._options.get(name, ()))
         self._observe(kept)
         return made
 
@@ -425,7 +440,8 @@ class State:
     def _take_small(self, values: Mapping[str, Any]) -> bytes:
         """Return, as bytes, what all ranks have alike and changes before a commit: positions."""
         states = {k.name: k.state() for k in self._of_kind(SMALL) if not k.per_rank}
-        return pickle.dumps(({**states, **self._waiting(SMALL)}, dict(values)), 5)
+        options = {k.name: k.options() for k in self._of_kind(MODEL)}
+        return pickle.dumps(({**states, **self._waiting(SMALL)}, dict(values), options), 5)
 
     def _waiting(self, kind: str) -> dict[str, Any]:
         """Return the states that no object has: after a loss, until it is made anew."""
@@ -455,12 +471,12 @@ class State:
             self._own, self._written = own, written
             self._vault.write(self.step + 1, [written])
 
-    def _own_buffers(self) -> dict[str, list[Any]]:
-        """Return the buffers of models that are not made equal on all ranks, by model."""
+    def _own_buffers(self, alike: bool = False) -> dict[str, list[Any]]:
+        """Return the buffers of models, by model: of those that the ranks have alike on demand."""
         found = {
             k.name: [np.array(b) for b in k.read_buffers()]
             for k in self._of_kind(MODEL)
-            if id(k.value) not in self._alike
+            if alike or id(k.value) not in self._alike
         }
         return {name: buffers for name, buffers in found.items() if buffers}
 
@@ -489,7 +505,7 @@ class State:
             "small": small,
             "generators": self._own_state(),
             "own": own,
-            "buffers": self._own_buffers(),
+            "buffers": self._own_buffers(alike=True),
             "about": about,
             "share": [part for part in share if len(part)],
             "sending": self._now_sending(),
@@ -528,6 +544,15 @@ class State:
             self._restore(comm, told, known, newest, measured)
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
+        self._begun = self.step
+        self._save_buffers()
+        if newest < 0 or not self._modes:
+            modules = (getattr(k.value, "modules", list) for k in self._of_kind(MODEL))
+            self._modes = [
+                (m, m.training) for of in modules for m in of() if hasattr(m, "training")
+            ]
+        for module, mode in self._modes:  # a loss may have come in a validation
+            module.training = mode
         self.lost, self.generation = dict(lost), newest + 1
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
@@ -700,10 +725,11 @@ class State:
                 self._small or self._take_small(self.values),
                 self._sending,
                 {k.name for k in self._kept.values() if k.made_inside} | set(self._carried),
+                self._own_buffers(alike=True),  # those, too, that state_dict() leaves out
             )
         answers = layers.everyone(comm, (given, about))
         records = {q: data for held, _ in answers for q, data in held.items()}
-        about, small, sending, inside = answers[source][1]
+        about, small, sending, inside, alike = answers[source][1]
         states: dict[str, Packed] = {}
         if needs or any(name in inside for name in about):
             count = sum(n for _, arrays in about.values() for n, *_ in arrays.values())
@@ -731,8 +757,8 @@ class State:
         self._valid = comm.rank not in needs
         self._held, self._carried = {}, {}
         self._apply(states, small, generators, sending)
-        if comm.rank in needs and self._same:
-            self._set_buffers(buffers)
+        if comm.rank in needs:
+            self._set_buffers({**alike, **buffers} if self._same else alike)
         self.step, self._valid, self._loaded = step, True, True
 
     def _set_buffers(self, buffers: Mapping[str, list[Any]]) -> None:
@@ -748,7 +774,7 @@ class State:
         sending: list[dict[str, Any] | None],
     ) -> None:
         """Restore states in the objects that are there; those of the others wait for `keep`."""
-        found, self.values = pickle.loads(small)
+        found, self.values, self._options = pickle.loads(small)
         self._small, self._sending = small, sending
         own = pickle.loads(generators) if generators else {}
         for name, one in shared.items():
@@ -757,6 +783,8 @@ class State:
             self._give(name, state, SMALL, state)
         for name, state in own.items():
             self._give(name, state, GENERATOR, state)
+        for name in self._options.keys() & self._kept.keys():
+            self._kept[name].set_options(self._options[name])
 
     def _give(self, name: str, state: Any, kind: str = OWN, carried: Any = None) -> None:
         """Restore the state of an object that is there; that of another one waits for `keep`."""
@@ -786,6 +814,8 @@ class State:
             self._sent.append(sending)
             if ddp.buffer_sync.how != "keep":
                 self._alike.add(id(ddp.module))
+            elif self.generation and self.step == self._begun:  # it has copied those of rank 0
+                self._set_buffers({k.name: k.buffers for k in self._of_kind(MODEL)})
             if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
                 log.warning("what a communication hook has left out so far is lost with a rank")
 

@@ -85,6 +85,13 @@ def test_other_states(wrapper):
     survives(wrapper, "2:after:11")
 
 
+@needs_ulfm
+@pytest.mark.parametrize("how, kills", [("keep", "1:validated:9"), ("average", "0:before:9")])
+def test_buffers_rates_and_modes(how, kills):
+    """What a failed step has changed, and what of each rank DDP would make equal again."""
+    survives(how, kills, ranks=2)
+
+
 LONG = pytest.mark.long
 
 

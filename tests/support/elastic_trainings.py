@@ -137,6 +137,51 @@ def nn_training():
     train(md.State(net=net, optimizer=optimizer, rng=rng))
 
 
+class Counted(nn.Linear):
+    """A layer with a buffer that no state has, in which each forward of a training counts."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.seen = np.zeros(2)
+
+    def named_buffers(self):
+        return [("seen", self.seen)]
+
+    def forward(self, x):
+        self.seen += [x.sum(), 1] if self.training else 0
+        return super().forward(x)
+
+
+def buffers_training(how):
+    """Buffers, a rate that changes before the calls of a step, and a validation in each step."""
+    net = Counted(10, 3)
+    optimizer, rng = nn.Adam(net.parameters(), 1e-2), np.random.default_rng(100 + WORLD)
+
+    @md.elastic
+    def train(comm, state):
+        model = md.DDP(net, comm, sync="manual", buffers=how)
+        while state.step < STEPS:
+            optimizer.learning_rate *= 0.99
+            mine = rng.integers(0, 600, 8)
+            optimizer.zero_grad()
+            error = model(X[mine]) - Y[mine]
+            model.backward(2 * error / error.size)
+            at("before")
+            model.sync_gradients()
+            at("after")
+            net.eval()
+            loss = comm.allreduce(np.square(model(X[:50]) - Y[:50]).mean(), algorithm="linear")
+            at("validated")
+            comm.barrier()
+            net.train()
+            optimizer.step()
+            commit(state, loss=float(loss))
+        seen = comm.allgather_object(net.seen)
+        done(comm, state, [*(p.data for p in net.parameters()), *seen])
+
+    train(md.State(net=net, optimizer=optimizer, rng=rng))
+
+
 def torch_training(wrapper):
     """PyTorch: dropout, BatchNorm, a scheduler, a loader; md.DDP, the stock DDP, or ZeRO."""
     import torch
@@ -188,7 +233,9 @@ def torch_training(wrapper):
 TRAININGS = {"numpy": numpy_training, "rows": rows_training, "nn": nn_training}
 
 if __name__ == "__main__":
-    if WRAPPER in TRAININGS:
+    if WRAPPER in ("keep", "average"):
+        buffers_training(WRAPPER)
+    elif WRAPPER in TRAININGS:
         TRAININGS[WRAPPER]()
     else:
         torch_training(WRAPPER)
