@@ -22,6 +22,7 @@ from ..frameworks.base import Remove, dtype_name, find_dtype, framework_of, libr
 from ..frameworks.generators import source_of
 from ..parallel import ddp as wrapper
 from ..parallel.ddp import DDP
+from ..parallel.reducer import Phase
 from ..parallel.zero import ZeroOptimizer
 from .vault import Reader, Vault
 
@@ -284,6 +285,7 @@ class State:
         self._alike: set[int] = set()  # models whose buffers are the same on all ranks
         self._removes: list[Callable[[], object]] = []
         self._called = self._touched = self._forwarded = False
+        self._size, self._told_once = 1, False
 
     def _add(self, name: str, value: Any, per_rank: bool) -> Kept:
         if isinstance(value, DDP):
@@ -397,9 +399,16 @@ class State:
         ------
         InvalidArgument
             If a value cannot be kept, or a random number generator was used since the last call of
-            the communicator, so that nobody could know its state if this rank were lost.
+            the communicator, so that nobody could know its state if this rank were lost; or between
+            two backward passes of a step, whose gradients would be lost.
         """
         comm = self._inside("commit")
+        adding = (d for d in self._ddps if d.reducer.phase is Phase.BACKWARD)
+        if not self._touched and any(d.reducer.not_averaged() for d in adding):
+            raise InvalidArgument(
+                f"rank {comm.rank}: commit: gradients have been added up and not used, which a "
+                "loss would drop: call commit() behind the step of the optimizer only"
+            )
         if not self._called:
             comm.barrier()
         if comm.size == 1:  # which has nobody to call
@@ -460,6 +469,13 @@ class State:
         is all that is known of it.
         """
         first, self._called = not self._called, True
+        if self._touched and not (self._told_once or self.copies) and self._size > 1:
+            self._told_once = True
+            log.warning(
+                "a call of the communicator comes between the step of an optimizer and commit(): "
+                "if a rank is lost in it, that step is done twice; call commit() directly behind "
+                "step(), or pass State(copies=True)"
+            )
         if self.copies or self._vault is None:
             return
         own, buffers = self._own_state(), self._own_buffers()
@@ -557,7 +573,8 @@ class State:
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
         self._called = self._touched = self._forwarded = False
-        self._comm = comm
+        self._comm, self._size = comm, comm.size
+        self._told_once |= comm.rank != 0
         content = self._everything(small) if self.copies else (self._own, self._own_buffers())
         vault.write(self.step, to_parts(content))
         self._observe_buffers()

@@ -391,3 +391,49 @@ def test_loss_while_only_some_have_made_their_objects():
         return kept.tolist()
 
     assert md.run_simulated(3, program) == [[4.0, 4.0, 4.0]] * 3
+
+
+def test_commit_between_backward_passes_is_refused():
+    """A loss would drop what they have added up."""
+
+    def program(comm):
+        net = a_net()
+        optimizer = nn.SGD(net.parameters(), 0.1)
+        state = md.State(net=net, optimizer=optimizer)
+        state.begin(comm, {})
+        model = md.DDP(net, comm, sync="manual")
+        for _ in range(2):
+            with model.no_sync():
+                model.backward(model(np.ones((1, 3))))
+            with pytest.raises(md.InvalidArgument, match="gradients have been added up and not"):
+                state.commit()
+            model.backward(model(np.ones((1, 3))))
+            model.sync_gradients()
+            optimizer.step()
+            state.commit()
+            optimizer.zero_grad()
+        with model.no_sync():
+            model.backward(model(np.ones((1, 3))))
+        optimizer.zero_grad()  # a batch that is skipped
+        state.commit()
+        assert state.step == 3
+        state.end()
+
+    md.run_simulated(1, program)
+
+
+def test_call_between_step_and_commit_is_told_once(caplog):
+    def program(comm):
+        net = a_net()
+        optimizer = nn.SGD(net.parameters(), 0.1)
+        state = md.State(net=net, optimizer=optimizer)
+        state.begin(comm, {})
+        for _ in range(3):
+            optimizer.step()
+            comm.allreduce(1.0)
+            state.commit()
+        state.end()
+
+    md.run_simulated(2, program)
+    told = [r for r in caplog.messages if "between the step of an optimizer and commit()" in r]
+    assert len(told) == 1 and "State(copies=True)" in told[0]
