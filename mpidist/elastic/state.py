@@ -827,6 +827,8 @@ class State:
             if sending is not None:  # the same buckets: for the same bits
                 ddp.adopt(sending)
             self._ddps.append(ddp)
+            if all(k.value is not ddp.module for k in self._kept.values()):
+                self._observe_model(ddp.module)  # a part of one: its forward is not the whole's
             self._marks.append(None)
             self._sent.append(sending)
             if ddp.buffer_sync.how != "keep":
@@ -850,11 +852,14 @@ class State:
     def _observe(self, kept: Kept) -> None:
         """Know when a forward of a model begins: it may change buffers."""
         if kept.kind is MODEL and callable(getattr(kept.value, "parameters", None)):
-            remove = framework_of(kept.value).on_forward(kept.value, self._note_forward)
-            if remove is not None:
-                self._removes.append(remove)
-            else:
-                self._always = True
+            self._observe_model(kept.value)
+
+    def _observe_model(self, model: Any) -> None:
+        remove = framework_of(model).on_forward(model, self._note_forward)
+        if remove is not None:
+            self._removes.append(remove)
+        else:
+            self._always = True
 
     _always = False  # whether there is a model whose forwards are not told
 

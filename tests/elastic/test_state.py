@@ -1,6 +1,7 @@
 """States: what is kept at a commit, refused before it, and restored on other ranks."""
 
 import random
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -437,3 +438,23 @@ def test_call_between_step_and_commit_is_told_once(caplog):
     md.run_simulated(2, program)
     told = [r for r in caplog.messages if "between the step of an optimizer and commit()" in r]
     assert len(told) == 1 and "State(copies=True)" in told[0]
+
+
+def test_forward_of_a_part_of_a_model_is_undone():
+    """Of a model whose parts have wrappers of their own, such as a generator and its critic."""
+    if find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    import torch
+
+    def program(comm):
+        net = torch.nn.ModuleDict({"part": torch.nn.BatchNorm1d(3)})
+        state = md.State(net=net)
+        for generation in range(2):
+            state.begin(comm.split(0), {})
+            assert net["part"].num_batches_tracked == 0, generation
+            md.DDP(net["part"], state._comm)(torch.ones(4, 3))
+            assert net["part"].num_batches_tracked == 1
+            state.leave()
+        state.end()
+
+    md.run_simulated(1, program)
