@@ -25,6 +25,8 @@ Train = Callable[..., Any]
 NAP = 5e-3  # seconds between two looks of a spare
 KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is lost
 _ENDED = 77  # tag of the message that ends the wait of a spare
+# All ranks after a call in which some were lost, how many of them train, and this one's number.
+_left: tuple[Communicator, int, int | None] | None = None
 
 
 @overload
@@ -116,14 +118,20 @@ class _Job:
 
     def __init__(self, state: State, min_ranks: int):
         self.state, self.min_ranks = state, min_ranks
-        self.world, spares = launch.start_elastic()
-        self.size = self.world.size - spares
+        self.number: int | None
+        if _left is None:
+            self.world, spares = launch.start_elastic()
+            self.size = self.world.size - spares
+            self.number = self.world.rank if self.world.rank < self.size else None
+        else:  # by a call before, with a loss: MPI's own world is of no use any more
+            world, self.size, self.number = _left
+            self.world = layers.over(world, range(world.size))
         if not min_ranks <= self.size:
             raise InvalidArgument(f"min_ranks={min_ranks}: expected at most {self.size}, the ranks")
-        self.number = self.world.rank if self.world.rank < self.size else None
         self.comm: Communicator | None = None
         self.lost: dict[int, str] = {}  # in the last change, by number
         self.measured: Any = None  # by the communicator before
+        self.generation = 0
         self._since = 0.0
         self._members = list(range(self.size))  # the ranks of the world that train
         self.why_not = self.world.backend.why_no_survivors() if self.world.size > 1 else "one rank"
@@ -132,6 +140,7 @@ class _Job:
 
     def run(self, train: Callable[[Communicator], Any]) -> Any:
         """Run the function until it has ended on all ranks; return what it returns."""
+        global _left
         try:
             while True:
                 try:
@@ -142,6 +151,8 @@ class _Job:
                     else:
                         result = self._train(train)
                     if self.why_not or self._vote(True):
+                        if self.generation:
+                            _left = self.world, self.size, self.number
                         return result
                     self._recover()  # another rank has met a loss before it came here
                 except Exception as error:
@@ -258,6 +269,7 @@ class _Job:
         self.comm = None
         self.lost = self._by_number()
         self.world = self.world.survivors()
+        self.generation += 1
 
     def _by_number(self) -> dict[int, str]:
         """Return the lost ranks that were training, by their numbers, and how each ended."""

@@ -162,13 +162,14 @@ def train(comm, state, more, *, also):
 
 {before}
 print("got", train(md.State(x=np.zeros(2)), 5, also=6))
+{after}
 """
 
 
-def program(*words, python=sys.executable, options="", before="", **env):
+def program(*words, python=sys.executable, options="", before="", after="", **env):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.py")
-        path.write_text(PROGRAM.format(options=options, before=before))
+        path.write_text(PROGRAM.format(options=options, before=before, after=after))
         command = [python, "-m", "mpidist", "run", "-q", *words, str(path)]
         environ = processes.environment(PYTHONPATH=str(ROOT), MPIDIST_TIMEOUT="40", **env)
         return processes.run(command, LIMIT, environ)
@@ -179,6 +180,19 @@ def test_function_gets_arguments_and_returns():
     done = program("-n", "2", "--spares", "1")
     assert done.status == 0, done.output
     assert sorted(done.output.split("\n")) == ["", "got 0", "got 1", "got None"]
+
+
+@needs_ulfm
+@pytest.mark.parametrize("kill", ["", "1"])
+def test_second_call_goes_on_with_the_ranks_that_are_left(kill):
+    """The spare that has taken a place keeps its number; one that has not waits again."""
+    again = 'print("again", train(md.State(x=np.zeros(2)), 5, also=6))'
+    done = program("-n", "2", "--spares", "2", after=again, KILL=kill)
+    assert done.status == 0, done.output
+    said = sorted(x for x in done.output.split("\n") if x.startswith(("again", "got")))
+    more = 1 if kill else 2
+    expected = [f"{call} {n}" for call in ("again", "got") for n in (0, 1, *[None] * more)]
+    assert said == expected, done.output
 
 
 @needs_ulfm
@@ -212,7 +226,7 @@ def test_spares_are_refused_by_name(python):
 
 def test_one_process_without_mpiexec():
     done = processes.run(
-        [sys.executable, "-c", PROGRAM.format(options="", before="")],
+        [sys.executable, "-c", PROGRAM.format(options="", before="", after="")],
         LIMIT,
         processes.environment(PYTHONPATH=str(ROOT)),
     )
