@@ -119,6 +119,9 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
+        room = _LAZY[name].partition(".")[0]
+        if room in _LAZY and room != name:  # its import has put the room `elastic` here
+            globals()[room] = getattr(import_module(f"{__name__}.{_LAZY[room]}"), room)
         return value
     missing = f"module 'mpidist' has no attribute {name!r}"
     if name in _MODULES or name in _ROOMS:

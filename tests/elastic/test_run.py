@@ -246,3 +246,12 @@ def test_arguments():
     with pytest.raises(md.InvalidArgument, match="train: the first argument has type dict"):
         train({})
     assert train.__name__ == "train" and os.environ.get("MPIDIST_SPARES") is None
+
+
+@pytest.mark.parametrize("first", ["State", "elastic"])
+def test_function_is_found_whatever_comes_first(first):
+    """The room of this name does not hide it."""
+    code = f"import mpidist as md; md.{first}; print(md.elastic(lambda comm, state: 0), md.State)"
+    environ = processes.environment(PYTHONPATH=str(ROOT))
+    done = processes.run([sys.executable, "-c", code], LIMIT, environ)
+    assert done.status == 0 and "<function <lambda>" in done.output, done.output
