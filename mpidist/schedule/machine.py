@@ -68,9 +68,10 @@ class Proof:
         Largest number of meetings of any rank.
     blocks_read, blocks_stored : int
         Blocks that all ranks together read in other ranks' memory, and store there.
-    at_once : bool
+    at_once : bool or None
         Whether no partial results are combined: all contributions to a result are, in one round.
-    tree : bool
+        None where nobody judged it, since the algorithm does not claim it.
+    tree : bool or None
         Whether results are combined as the fixed tree over the ranks, or can be: all at once.
     """
 
@@ -91,8 +92,8 @@ class Proof:
     meetings: int = 0
     blocks_read: int = 0
     blocks_stored: int = 0
-    at_once: bool = True
-    tree: bool = True
+    at_once: bool | None = None
+    tree: bool | None = None
 
     def _repr_html_(self) -> str:
         return html_fields(self)

@@ -11,10 +11,19 @@ from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithms, find, prove
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
 
-ALGORITHMS = [a for a in algorithms(one_sided=True) if a.memory is not None]
+# How values are combined is judged by the machine alone.
+ALGORITHMS = [
+    replace(a, at_once=False, tree=False)
+    for a in algorithms(one_sided=True)
+    if a.memory is not None
+]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.label)
 BARRIERS = [a for a in ALGORITHMS if a.collective == "barrier"]  # left to the machine
 RANKS_APART = {"scan", "exscan"}  # above 24 ranks left to the machine
+
+
+def unjudged(proof):
+    return replace(proof, at_once=None, tree=None)
 
 
 def pieces_of(algorithm, size):
@@ -31,7 +40,7 @@ def test_proofs_of_1_to_33_ranks_are_the_machines(algorithm):
                 assert found is None
                 continue
             assert found == [
-                prove(algorithm.collective, algorithm, size, root, segments=pieces)
+                unjudged(prove(algorithm.collective, algorithm, size, root, segments=pieces))
                 for root in roots
             ], f"{size} ranks, {pieces} pieces"
 
@@ -52,7 +61,7 @@ def judge(algorithm, count, random):
         mutant, what = changed
         broken = replace(algorithm, function=lambda rank, size, parts=mutant, **known: parts[rank])
         try:
-            wanted = [prove(algorithm.collective, broken, size, root, segments=pieces)]
+            wanted = [unjudged(prove(algorithm.collective, broken, size, root, segments=pieces))]
         except MpidistError:
             wanted = None
         found = proofs(broken, size, [root], pieces=pieces)
@@ -82,7 +91,7 @@ def proof_of(rounds, memory=PUBLISHED, size=3):
     made = replace(memory, function=lambda rank, size, **known: iter(rounds(rank, size)))
     found = proofs(made, size, [0])
     try:
-        wanted = [prove("broadcast", made, size)]
+        wanted = [unjudged(prove("broadcast", made, size))]
     except MpidistError:
         wanted = None
     assert found is None or found == wanted
