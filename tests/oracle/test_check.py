@@ -134,7 +134,10 @@ TORCH = {
     "uneven": ("forward", "loss", "all ranks", "7, 6 samples", "uneven"),
 }
 OF_DDP = {"halves": ("gradients", "body.weight", "all ranks", "float16")}
-OF_STOCK = {"replaced": ("gradients", "head.weight", "all ranks", "head.weight", "replaced")}
+OF_STOCK = {
+    "replaced": ("gradients", "head.weight", "all ranks", "head.weight", "replaced"),
+    "start": ("start", "head.bias", "rank 1", "before the first step"),
+}
 PLANTED = [
     *(("array", (fault,), 3, found) for fault, found in ARRAY.items()),
     *(("torch", (fault,), 2, found) for fault, found in {**TORCH, **OF_DDP}.items()),

@@ -68,15 +68,15 @@ class Net(torch.nn.Module):
 
 net = Net().to(dtype)
 if wrapper == "stock":
-    if fault == "start":
-        torch.manual_seed(rank)
     sampler = DistributedSampler(data, seed=4, shuffle=True)
     if fault == "same":
         sampler = DistributedSampler(data, num_replicas=size, rank=0, seed=4)
     if fault == "order" and rank == 1:
         sampler.set_epoch(1)
     loader = DataLoader(data, 16, sampler=sampler)
-    model = torch.nn.parallel.DistributedDataParallel(net)
+    model = torch.nn.parallel.DistributedDataParallel(
+        net, find_unused_parameters=fault == "replaced"
+    )
 else:
     part = comm
     if fault == "same" and rank == 1:
@@ -108,35 +108,38 @@ elif adam:
 else:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
+
+def train(images, labels, step):
+    scores = model(images).float()
+    loss = functional.cross_entropy(scores, labels, reduction="sum" if fault == "sum" else "mean")
+    if fault == "contrastive":
+        loss = functional.cross_entropy(scores @ scores.T, torch.arange(len(scores)))
+    loss = loss * {"loss_N": size, "loss_1/N": 1 / size}.get(fault, 1.0)
+    loss.backward()
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        p.grad *= {"N": size, "1/N": 1 / size, "N2": size**2}.get(fault, 1)
+        if fault == "one_rank" and size > 1:
+            own = p.grad.clone()
+            if wrapper == "stock":
+                dist.broadcast(own, size - 1)
+            else:
+                own = torch.from_numpy(comm.broadcast(own.numpy(), root=size - 1))
+            p.grad.copy_(own)
+    if fault == "lr" and rank == 1:
+        optimizer.param_groups[0]["lr"] = 0.05
+    if fault == "closure":  # as Lightning does
+        optimizer.step(loss.detach)
+    elif not (fault == "skipped" and rank == 1 and step == 2):
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+alone = fault in ("unsynchronised", "one_rank")
 step = 0
 for _ in range(3):
     for images, labels in loader:
         step += 1
-        scores = model(images)
-        loss = functional.cross_entropy(
-            scores.float(), labels, reduction="sum" if fault == "sum" else "mean"
-        )
-        if fault == "contrastive":
-            loss = functional.cross_entropy(scores @ scores.T, torch.arange(len(scores)))
-        loss = loss * {"loss_N": size, "loss_1/N": 1 / size}.get(fault, 1.0)
-        alone = fault in ("unsynchronised", "one_rank")
         with model.no_sync() if alone else nullcontext():
-            loss.backward()
-            for p in model.parameters():
-                if p.grad is None:
-                    continue
-                p.grad *= {"N": size, "1/N": 1 / size, "N2": size**2}.get(fault, 1)
-                if fault == "one_rank" and size > 1:
-                    own = p.grad.clone()
-                    if wrapper == "stock":
-                        dist.broadcast(own, size - 1)
-                    else:
-                        own = torch.from_numpy(comm.broadcast(own.numpy(), root=size - 1))
-                    p.grad.copy_(own)
-            if fault == "lr" and rank == 1:
-                optimizer.param_groups[0]["lr"] = 0.05
-            if fault == "closure":  # as Lightning does
-                optimizer.step(loss.detach)
-            elif not (fault == "skipped" and rank == 1 and step == 2):
-                optimizer.step()
-        optimizer.zero_grad()
+            train(images, labels, step)
