@@ -13,6 +13,7 @@ import pytest
 import mpidist as md
 from tests.support import elastic_chaos, processes
 from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
+from tests.support.profile import takes_minutes
 
 STEPS = 40
 TORCH = ("ddp", "zero", "torch")
@@ -105,7 +106,7 @@ def test_wrappers_of_pytorch(wrapper, ranks):
 
 
 @needs_ulfm
-@pytest.mark.long
+@takes_minutes
 @pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2), ("nn", 3)])
 @pytest.mark.parametrize("point", ["before", "stepped", "committed"])
 def test_wrappers_at_each_point(wrapper, ranks, point):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.jobs import each_mpi
 from tests.support.processes import run
+from tests.support.profile import takes_minutes
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 HERE = Path(__file__).parent
@@ -149,7 +150,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.long
+@takes_minutes
 @needs_torch
 @pytest.mark.parametrize(
     ("library", "words", "ranks", "found"), PLANTED, ids=lambda x: x if isinstance(x, str) else None
@@ -173,7 +174,7 @@ CLEAN = [
 ]
 
 
-@pytest.mark.long
+@takes_minutes
 @needs_torch
 @pytest.mark.parametrize(("library", "words", "ranks"), CLEAN)
 def test_clean_training_is_equal(library, words, ranks):

@@ -10,6 +10,7 @@ from mpidist.errors import MpidistError
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithms, find, prove
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
+from tests.support.profile import takes_minutes
 
 # How values are combined is judged by the machine alone.
 ALGORITHMS = [
@@ -76,7 +77,7 @@ def test_verdicts_on_mutants_are_the_machines(algorithm):
     judge(algorithm, 8, Random(algorithm.label))
 
 
-@pytest.mark.long
+@takes_minutes
 @every_algorithm
 def test_verdicts_on_ten_thousand_mutants_are_the_machines(algorithm):
     proved, both = judge(algorithm, 10_000 // len(ALGORITHMS) + 1, Random(-1))

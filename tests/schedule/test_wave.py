@@ -12,6 +12,7 @@ from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
+from tests.support.profile import takes_minutes
 
 # How values are combined is judged by the machine alone.
 ALGORITHMS = [replace(a, at_once=False, tree=False) for a in algorithms()]
@@ -53,7 +54,7 @@ def test_proofs_of_1_to_33_ranks_are_the_machines(algorithm):
             compare(algorithm, size, roots, groups, 2 + size % 3)
 
 
-@pytest.mark.long
+@takes_minutes
 @every_algorithm
 def test_proofs_of_all_roots_nodes_and_arities_are_the_machines(algorithm):
     for size in range(1, 34):
@@ -95,7 +96,7 @@ def test_verdicts_on_mutants_are_the_machines(algorithm):
     judged(algorithm, 8, Random(algorithm.label))
 
 
-@pytest.mark.long
+@takes_minutes
 @every_algorithm
 def test_verdicts_on_ten_thousand_mutants_are_the_machines(algorithm):
     assert judged(algorithm, 10_000 // len(ALGORITHMS) + 1, Random(-1)) >= 0

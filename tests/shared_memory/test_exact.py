@@ -12,6 +12,7 @@ import pytest
 from mpidist.operations import find_op
 from mpidist.shared_memory import compiled, fold
 from mpidist.shared_memory.exact import combine_exactly
+from tests.support.profile import takes_minutes
 
 FORMATS = {  # digits, exponent of the smallest number, word
     "float16": (11, -24, np.uint16),
@@ -133,7 +134,7 @@ def test_random_cases_are_rounded_as_fractions_are(dtype):
     check(dtype, 5000, 1)
 
 
-@pytest.mark.long
+@takes_minutes
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_100000_random_cases_of_a_dtype_are_rounded_as_fractions_are(dtype):
     check(dtype, 100_000, 2)
