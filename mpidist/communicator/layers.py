@@ -109,28 +109,18 @@ def try_out(comm: Communicator, collective: str, nbytes: int, op: str = "sum") -
 
 
 def before_calls(comm: Communicator, act: Callable[[], object]) -> None:
-    """Call ``act()`` in each call of a new communicator, and of those split from it.
+    """Call ``act()`` in each call of a communicator that is new, and of those split from it.
 
-    Parameters
-    ----------
-    comm : Communicator
-        A communicator that has served no call yet.
-    act : callable
-        It is called once the call is alone in the communicator, and may not call that.
+    It is called once the call is alone in the communicator, which it may not call.
     """
     comm.before = act
     comm._door.before(act)
 
 
 def over(comm: Communicator, ranks: Sequence[int]) -> Communicator:
-    """Return a communicator of some ranks that takes the place of one of all; their collective.
+    """Return a communicator of some ranks, with the settings and name of `comm`; their collective.
 
-    Parameters
-    ----------
-    comm : Communicator
-        A communicator with these ranks among others, whose settings and name the new one has.
-    ranks : sequence of int
-        The members, in the order of their ranks in the new communicator.
+    `ranks` are the members, in the order of their ranks in the new communicator.
     """
     with comm._door:
         comm._messages.meet(list(ranks), 0)
@@ -145,13 +135,6 @@ def everyone(comm: Communicator, value: Any) -> list[Any]:
     """Return the values of all ranks, by rank, exchanged by messages alone; collective.
 
     Nothing is chosen, measured or called in the library: a rank that dies is noticed at once.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    value : object
-        This rank's, which is pickled.
     """
     with comm._door:
         sequencer = comm._sequencer
@@ -159,27 +142,16 @@ def everyone(comm: Communicator, value: Any) -> list[Any]:
 
 
 def known(comm: Communicator) -> tuple[Any, ...]:
-    """Return what "auto" has measured, for :func:`take_over` on a communicator of as many ranks.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The communicator, which may be broken.
-    """
+    """Return what "auto" has measured in a communicator, broken or not, for :func:`take_over`."""
     estimates = comm._service.chooser.estimates
     assert estimates is not None
     return estimates.ranks_per_node, estimates.calibration, estimates.trials
 
 
 def take_over(comm: Communicator, measured: tuple[Any, ...]) -> None:
-    """Let "auto" choose by what another communicator has measured, where it has the same shape.
+    """Let "auto" choose by what another communicator of the same shape has measured.
 
-    Parameters
-    ----------
-    comm : Communicator
-        A communicator that has served no call yet.
-    measured : tuple
-        A result of :func:`known`, the same on every rank.
+    `measured` is a result of :func:`known`, the same on every rank; `comm` has served no call.
     """
     shape, calibration, trials = measured
     estimates = comm._service.chooser.estimates

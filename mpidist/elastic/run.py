@@ -106,14 +106,8 @@ def elastic(train: Train | None = None, *, min_ranks: int = 1) -> Any:
 class _Job:
     """All ranks of an elastic job, in one generation after another.
 
-    Attributes
-    ----------
-    world : Communicator
-        Of all ranks that are alive, spares too.
-    comm : Communicator or None
-        Of those that train, in the order of their numbers; None on a spare.
-    number : int or None
-        The number of this rank among those that train; None on a spare.
+    `world` are all ranks that are alive, spares too; `comm` those that train, in the order of their
+    numbers; `number` is this rank's among them.  On a spare the last two are None.
     """
 
     def __init__(self, state: State, min_ranks: int):

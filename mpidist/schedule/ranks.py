@@ -18,10 +18,22 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from importlib import import_module
 from operator import index as plain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+
+class _Numpy:
+    """Numpy, imported at its first use: a monitor of a rank, and what asks for help, has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("numpy"), name)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = _Numpy()
 
 _LARGE = 1 << 40
 

@@ -224,6 +224,7 @@ class Columns:
     pieces: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def add(self, **arrays: np.ndarray) -> None:
+        """Append a piece to each of these arrays."""
         for name, array in arrays.items():
             self.pieces.setdefault(name, []).append(array.ravel())
 
@@ -231,6 +232,7 @@ class Columns:
         return np.concatenate(self.pieces[name])
 
     def get(self, *names: str) -> Any:
+        """Return these arrays."""
         return tuple(self[name] for name in names)
 
 
