@@ -104,6 +104,14 @@ from .options import OUTPUT, Count, Seconds
     "5 or later.",
 )
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="Start the job again after a failure, at most K times; md.elastic continues from memory, "
+    "any other program from its Checkpoint.",
+)
+@click.option(
     "--trace",
     type=OUTPUT,
     metavar="FILE",

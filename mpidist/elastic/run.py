@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import time
 import traceback
@@ -18,6 +19,7 @@ from ..communicator import launch, layers
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument, RankFailed
 from ..measure import counted, format_time
+from . import records
 from .state import State
 
 log = logging.getLogger("mpidist")
@@ -25,6 +27,7 @@ Train = Callable[..., Any]
 NAP = 5e-3  # seconds between two looks of a spare
 KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is lost
 _ENDED = 77  # tag of the message that ends the wait of a spare
+_trainings = itertools.count(1)  # of this program: the same on all ranks, and in each start
 # All ranks after a call in which some were lost, how many of them train, and this one's number.
 _left: tuple[Communicator, int, int | None] | None = None
 
@@ -112,6 +115,7 @@ class _Job:
 
     def __init__(self, state: State, min_ranks: int):
         self.state, self.min_ranks = state, min_ranks
+        state.training = next(_trainings)
         self.number: int | None
         if _left is None:
             self.world, spares = launch.start_elastic()
@@ -129,7 +133,8 @@ class _Job:
         self._since = 0.0
         self._members = list(range(self.size))  # the ranks of the world that train
         self.why_not = self.world.backend.why_no_survivors() if self.world.size > 1 else "one rank"
-        if self.why_not and self.world.size > 1 and self.world.rank == 0:
+        alone = self.world.size == 1 or records.folder() is not None  # or it is started again
+        if self.why_not and not alone and self.world.rank == 0:
             log.warning("md.elastic: the job ends when a rank is lost: %s", self.why_not)
 
     def run(self, train: Callable[[Communicator], Any]) -> Any:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..parallel import ddp as wrapper
 from ..parallel.ddp import DDP
 from ..parallel.reducer import Phase
 from ..parallel.zero import ZeroOptimizer
+from . import records
 from .vault import Reader, Vault
 
 log = logging.getLogger("mpidist")
@@ -187,7 +189,6 @@ class Told:
     ranks: dict[int, int]  # this rank's number in that one, and in one that was begun in part
     step: int | None  # of the state that it has; None: it has none, or one restored by half
     touched: bool  # an optimizer has made a step since
-    vault: list[str]
 
 
 @dataclass
@@ -216,7 +217,7 @@ class State:
     copies : bool, optional
         Whether `commit` copies all objects into memory that outlives this process, a share of
         1 / ranks of those that the ranks have alike.  By default only where it is necessary: with
-        objects in `per_rank`, and a :class:`ZeroOptimizer`.
+        objects in `per_rank`, a :class:`ZeroOptimizer`, and ``mpidist run --max-restarts``.
     **objects
         Models, optimizers and whatever else has ``state_dict()`` and ``load_state_dict()``, arrays,
         and random number generators (see :class:`Checkpoint`), by name.  Those that hold a
@@ -233,6 +234,8 @@ class State:
         (SIGKILL)".
     values : dict
         The values of the last commit.
+    training : int
+        Which call of a function of ``md.elastic`` in this program has the state, from 1 on.
 
     Raises
     ------
@@ -250,6 +253,8 @@ class State:
     def __init__(self, *, per_rank: Iterable[str] = (), copies: bool | None = None, **objects: Any):
         self._kept: dict[str, Kept] = {}
         self._asked = copies
+        self._folder = records.folder()  # of records for the next start of this job
+        self.training = 0
         names = {per_rank} if isinstance(per_rank, str) else set(per_rank)
         if names - set(objects):
             raise InvalidArgument(
@@ -257,6 +262,11 @@ class State:
             )
         if copies not in (None, True, False):
             raise InvalidArgument(f"copies={copies!r}: expected True, False or None")
+        if copies is False and self._folder is not None:
+            raise InvalidArgument(
+                "copies=False: under mpidist run --max-restarts, training continues from copies: "
+                "expected True or None"
+            )
         for name, value in objects.items():
             self._add(name, value, name in names)
         self.step, self.generation = 0, 0
@@ -266,6 +276,8 @@ class State:
         self._last: Membership | None = None
         self._next: Membership | None = None
         self._vault: Vault | None = None
+        self._ranks: records.Ranks | None = None  # of this generation, where there is a folder
+        self._known: tuple[bytes, Any] = b"", None  # what "auto" has measured; the mark of it
         self._valid, self._loaded = True, False  # in full; from another rank
         self._held: dict[str, Any] = {}  # states of the last commit, for `keep`
         # The same for records and other ranks, until `keep` or a commit: by name its kind, or OWN
@@ -334,8 +346,9 @@ class State:
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
+        asked = bool(self._asked) or self._folder is not None
         needs = any(map(self._needs_copy, self._kept.values()))
-        return bool(self._asked) or needs or any(of == OWN for of, _ in self._carried.values())
+        return asked or needs or any(of == OWN for of, _ in self._carried.values())
 
     # -- inside of the function -------------------------------------------------------------------
 
@@ -420,19 +433,24 @@ class State:
         step = self.step + 1
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
+        sending = self._now_sending()
         if self.copies:
             assert self._vault is not None
-            self._vault.write(step, to_parts(self._everything(small)))
+            self._vault.write(step, to_parts(self._everything(small, sending)))
         elif self._own_state() != self._own:
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: a random number generator was used after the last call "
                 "of the communicator in this step: call commit() directly behind the step of the "
                 "optimizer, or pass State(copies=True)"
             )
-        self._sending = self._now_sending()
+        self._sending = sending
         self._small, self.step, self.values = small, step, dict(values)
         self._called = self._touched = self._forwarded = False
         self._observe_buffers()
+        if step == self._begun + 2 and self._ranks is not None and comm.rank == 0:
+            assert self._folder is not None
+            # All ranks have committed the step before, so that one of theirs is complete.
+            records.remove_before(self._folder, self._ranks)
 
     def _inside(self, what: str) -> Communicator:
         if self._comm is None:
@@ -496,7 +514,7 @@ class State:
         }
         return {name: buffers for name, buffers in found.items() if buffers}
 
-    def _everything(self, small: bytes) -> dict[str, Any]:
+    def _everything(self, small: bytes, sending: list[dict[str, Any] | None]) -> dict[str, Any]:
         """Return the content of a record, with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
         shared = self._shared()
@@ -524,8 +542,19 @@ class State:
             "buffers": self._own_buffers(alike=True),
             "about": about,
             "share": [part for part in share if len(part)],
-            "sending": self._now_sending(),
+            "sending": sending,
+            "measured": self._measured(comm),
         }
+
+    def _measured(self, comm: Communicator) -> bytes:
+        """Return what "auto" has measured, for the next start of the job: for the same bits."""
+        if self._folder is None:
+            return b""
+        shape, calibration, trials = layers.known(comm)
+        mark = shape, calibration is None, len(trials)
+        if mark != self._known[1]:
+            self._known = pickle.dumps((shape, calibration, trials), 5), mark
+        return self._known[0]
 
     def _shared(self) -> dict[str, Packed]:
         """Return the states of models and arrays that all ranks have alike."""
@@ -548,21 +577,23 @@ class State:
         `lost` are the ranks that were lost, `measured` what :func:`layers.known` returned of the
         communicator before, where there was one.
         """
-        vault = Vault()
-        told: list[Told] = layers.everyone(comm, self._tell(vault))
+        told: list[Told] = layers.everyone(comm, self._tell())
         self._check_alike(comm, told)
         newest = max(t.generation for t in told)
         if self._next is not None and self._next.generation == newest:
             self._last, self._next = self._next, None
         known = self._last if self._last and self._last.generation == newest else None
         self._hook(comm)
-        if newest >= 0:
+        first = newest < 0
+        if not first:
             self._restore(comm, told, known, newest, measured)
+        elif self._folder is not None:
+            newest = self._restart(comm, self._folder)
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
         self._begun = self.step
         self._save_buffers()
-        if newest < 0 or not self._modes:
+        if first or not self._modes:
             modules = (getattr(k.value, "modules", list) for k in self._of_kind(MODEL))
             self._modes = [
                 (m, m.training) for of in modules for m in of() if hasattr(m, "training")
@@ -570,24 +601,32 @@ class State:
         for module, mode in self._modes:  # a loss may have come in a validation
             module.training = mode
         self.lost, self.generation = dict(lost), newest + 1
+        if self._folder is None:
+            vault = Vault()
+        else:
+            start = records.start()
+            self._ranks = records.Ranks(self.training, start, self.generation, comm.size)
+            vault = self._ranks.vault(self._folder, comm.rank)
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
         self._called = self._touched = self._forwarded = False
         self._comm, self._size = comm, comm.size
         self._told_once |= comm.rank != 0
-        content = self._everything(small) if self.copies else (self._own, self._own_buffers())
-        vault.write(self.step, to_parts(content))
+        if self.copies:
+            vault.write(self.step, to_parts(self._everything(small, self._sending)))
+        else:
+            vault.write(self.step, to_parts((self._own, self._own_buffers())))
         self._observe_buffers()
         if self._next is not None:
             self._next.close()
-        self._next = Membership(newest + 1, comm.size, comm.rank, self._open(comm, told, vault))
+        self._next = Membership(newest + 1, comm.size, comm.rank, self._open(comm, vault))
         layers.everyone(comm, True)  # all have written: from here on this generation counts
         if self._last is not None:
             self._last.close()
         self._last, self._next = self._next, None
         layers.before_calls(comm, self._before_call)
 
-    def _tell(self, vault: Vault) -> Told:
+    def _tell(self) -> Told:
         names = [(k.name, k.kind, k.per_rank) for k in self._kept.values() if not k.made_inside]
         begun = [m for m in (self._last, self._next) if m is not None]
         return Told(
@@ -598,7 +637,6 @@ class State:
             {m.generation: m.rank for m in begun},
             self.step if self._valid and (begun or self._loaded) else None,
             self._touched,
-            vault.names,
         )
 
     def _check_alike(self, comm: Communicator, told: Sequence[Told]) -> None:
@@ -609,10 +647,11 @@ class State:
                     "rank 0: expected the same objects on all ranks"
                 )
 
-    def _open(self, comm: Communicator, told: Sequence[Told], vault: Vault) -> dict[int, Reader]:
+    def _open(self, comm: Communicator, vault: Vault) -> dict[int, Reader]:
         """Open the vaults of the ranks of this node."""
+        names = layers.everyone(comm, vault.names)
         here = next(group for group in comm.topology.groups if comm.rank in group)
-        others = {r: Reader.open(told[r].vault, r) for r in here if r != comm.rank}
+        others = {r: Reader.open(names[r], r) for r in here if r != comm.rank}
         return {comm.rank: vault.reader(), **others}
 
     def _restore(
@@ -624,13 +663,15 @@ class State:
         measured: Any,
     ) -> None:
         """Restore the state of the last commit on all ranks."""
-        records = {} if known is None else {r: v.steps() for r, v in known.readers.items()}
+        lengths = {} if known is None else {r: v.steps() for r, v in known.readers.items()}
         size = None if known is None else known.size
-        offers = layers.everyone(comm, (records, size))
+        offers = layers.everyone(comm, (lengths, size))
         before = next(size for _, size in offers if size is not None)
         self._same = before == comm.size
         if any(t.copies for t in told):
-            self._restore_copies(comm, offers, known, before)
+            mine = known.rank if known is not None else comm.rank if self._same else None
+            readers = {} if known is None else known.readers
+            self._restore_copies(comm, [held for held, _ in offers], readers, before, mine)
         else:
             self._restore_in_place(comm, told, offers, known, newest)
         shared = layers.everyone(comm, measured)
@@ -640,42 +681,70 @@ class State:
         for kept in self._kept.values():
             kept.forget_gradients()
 
+    def _restart(self, comm: Communicator, folder: Path) -> int:
+        """Restore what an earlier start of this job has left, if it has; return its generation."""
+        there = records.found(folder, self.training)
+        lengths = {
+            ranks: {rank: reader.steps() for rank, reader in readers.items()}
+            for ranks, readers in there.items()
+        }
+        offers = layers.everyone(comm, lengths)
+        chosen = records.newest(offers)
+        for ranks in sorted({ranks for offer in offers for ranks in offer}, reverse=True):
+            if chosen is not None and ranks == chosen[0]:
+                break
+            if comm.rank == 0:
+                why = records.missing([offer.get(ranks, {}) for offer in offers], ranks.size)
+                log.warning("no step of %s of which all ranks have left records: %s", ranks, why)
+        if chosen is not None:
+            ranks, before = chosen[0], chosen[0].size
+            self._same, mine = before == comm.size, comm.rank if comm.rank < before else None
+            held = [offer.get(ranks, {}) for offer in offers]
+            first = self._restore_copies(comm, held, there.get(ranks, {}), before, mine)
+            layers.take_over(comm, pickle.loads(first["measured"]))
+            for kept in self._kept.values():
+                kept.forget_gradients()
+            if comm.rank == 0:
+                log.info("step %d goes on from the records of %s", self.step + 1, ranks)
+        for readers in there.values():
+            for reader in readers.values():
+                reader.close()
+        return -1 if chosen is None else chosen[0].generation
+
     def _restore_copies(
         self,
         comm: Communicator,
-        offers: Sequence[tuple[dict[int, dict[int, int]], Any]],
-        known: Membership | None,
+        offers: Sequence[Mapping[int, Mapping[int, int]]],
+        readers: Mapping[int, Reader],
         before: int,
-    ) -> None:
-        """Restore the newest step of which every rank of before has left its record."""
-        complete: list[set[int]] = []
-        for rank in range(before):
-            complete.append({s for records, _ in offers for s in records.get(rank, ())})
-        steps = set.intersection(*complete)
+        mine: int | None,
+    ) -> dict[str, Any]:
+        """Restore the newest step of which every rank of before has left its record.
+
+        `offers` are the lengths of the records that each rank can read, by rank and step, in this
+        one's `readers`; `mine` is the number of this rank before.  Return rank 0's record.
+        """
+        steps = records.complete(offers, before)
         if not steps:
-            missing = [r for r, there in enumerate(complete) if not there]
-            why = "they were too far apart"
-            if missing:
-                why = f"that of rank {missing[0]} is gone with its node"
             raise CommunicationError(
-                f"rank {comm.rank}: md.elastic: no step of which all ranks have left records: {why}"
+                f"rank {comm.rank}: md.elastic: no step of which all ranks have left records: "
+                f"{records.missing(offers, before)}"
             )
         step = max(steps)
         contents = []
         for rank in range(before):
-            holder = next(r for r, (held, _) in enumerate(offers) if step in held.get(rank, ()))
-            data = np.empty(offers[holder][0][rank][step], np.uint8)
-            if holder == comm.rank:
-                assert known is not None
-                data[:] = np.frombuffer(known.readers[rank].read(step), np.uint8)
-            comm.broadcast(data, out=data, root=holder, algorithm="binomial")
+            holders = [r for r, held in enumerate(offers) if step in held.get(rank, ())]
+            data = np.empty(offers[holders[0]][rank][step], np.uint8)
+            if comm.rank == holders[0] or len(holders) == comm.size:
+                data[:] = np.frombuffer(readers[rank].read(step), np.uint8)
+            if len(holders) < comm.size:
+                comm.broadcast(data, out=data, root=holders[0], algorithm="binomial")
             contents.append(from_bytes(data))
         self._valid = False
         first = contents[0]
         flat = np.concatenate([part for content in contents for part in content["share"]] or [[]])
         shared = _filled(first["about"], flat)
         self._held, self._carried, self._parts = {}, {}, {}
-        mine = known.rank if known is not None else comm.rank if self._same else None
         for name in first["own"]:
             own = [part for content in contents for part in content["own"][name]]
             first_of, behind = (len(own) * r // comm.size for r in (comm.rank, comm.rank + 1))
@@ -690,6 +759,7 @@ class State:
         self._apply(shared, first["small"], generators, first["sending"])
         self._set_buffers(contents[mine or 0]["buffers"])
         self.step, self._valid, self._loaded = step, True, True
+        return first
 
     def _restore_in_place(
         self,
@@ -745,7 +815,7 @@ class State:
                 self._own_buffers(alike=True),  # those, too, that state_dict() leaves out
             )
         answers = layers.everyone(comm, (given, about))
-        records = {q: data for held, _ in answers for q, data in held.items()}
+        received = {q: data for held, _ in answers for q, data in held.items()}
         about, small, sending, inside, alike = answers[source][1]
         states: dict[str, Packed] = {}
         if needs or any(name in inside for name in about):
@@ -761,8 +831,8 @@ class State:
             if comm.rank not in needs:
                 states = {name: state for name, state in states.items() if name in inside}
         record = b""
-        if comm.rank in records:
-            record = records[comm.rank]
+        if comm.rank in received:
+            record = received[comm.rank]
         elif known is not None and step in known.readers[known.rank].steps():
             record = known.readers[known.rank].read(step)
         elif self._same and self._of_kind(GENERATOR):

@@ -20,12 +20,16 @@ class Vault:
     """The records of a rank, one of each of its last steps.
 
     Each slot is an anonymous file in memory: nothing is left behind however the job ends, and the
-    kernel keeps it while another rank of the node has it open.  A record is written between two
-    marks, so that one which a kill has cut off is recognised.
+    kernel keeps it while another rank of the node has it open.  Or it is one of `files`, which are
+    open for writing: see records.py.  A record is written between two marks, so that one which a
+    kill has cut off is recognised.
     """
 
-    def __init__(self) -> None:
-        self._files = [os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)]
+    def __init__(self, files: Sequence[int] = ()) -> None:
+        self._named = bool(files)
+        self._files = list(files) or [
+            os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)
+        ]
         self._longest = 0
         self._end = weakref.finalize(self, _close, self._files)
 
@@ -42,6 +46,9 @@ class Vault:
         length = sum(memoryview(part).nbytes for part in parts)
         if length > self._longest:
             more, free = SLOTS * (length - self._longest), available()
+            if self._named:
+                room = os.fstatvfs(self._files[0])
+                free = min(free, room.f_bavail * room.f_frsize)
             if more > UNCHECKED_BYTES and more > free:
                 raise MemoryError(
                     f"the state of a step takes {length} bytes of this rank's vault, "

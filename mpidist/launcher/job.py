@@ -26,7 +26,8 @@ from .mpi import (
 )
 from .notes import Notes
 from .program import Program
-from .signals import TO_RANKS, Signals
+from .restarts import Restarts, remove_left
+from .signals import TO_LAUNCHER, TO_RANKS, Signals
 from .slurm import choose_launcher
 from .supervisor import MPI_WITHIN, Supervisor
 
@@ -56,6 +57,7 @@ class JobOptions:
     start_timeout: float | None = None  # of MPI_Init; None for MPI_WITHIN
     survive: bool = False  # the others go on when a rank is lost
     spares: int | None = None  # more ranks, which wait to take the place of lost ones
+    max_restarts: int = 0  # how often the job is started again after a failure
     trace: str | None = None  # file for a trace of all ranks
     roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
@@ -79,7 +81,7 @@ class JobOptions:
         if self.watch is False and self.needs_watch:
             raise InvalidArgument(
                 "--no-watch: only without --label, --log-dir, --requeue, --start-timeout, "
-                "--survive and --spares"
+                "--survive, --spares and --max-restarts"
             )
         if self.outlives and (self.launcher == "srun" or self.mpi is not None):
             raise InvalidArgument(
@@ -103,7 +105,7 @@ class JobOptions:
     def needs_watch(self) -> bool:
         """Whether an option was given that has an effect only if the ranks are monitored."""
         given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
-        return any(given) or bool(self.outlives)
+        return any(given) or bool(self.outlives) or bool(self.max_restarts)
 
 
 def check_log_dir(folder: str) -> None:
@@ -172,14 +174,27 @@ def run_job(
             return 0
         if options.log_dir is not None:
             check_log_dir(options.log_dir)
+        remove_left()
         how = replace(options, watch=watched)
-        status, begun = start(launch, program, how, signals)
-        if status and not begun and PMI2 in launch.launcher:
-            say(f"no rank came through MPI_Init under srun {PMI2}")
-            if (options.launcher, options.mpi) == ("auto", None):
-                launch = make_launch(library, allocation, replace(options, launcher="mpiexec"))
-                say(f"once more: {launch.line(program.by_hand())}")
-                status, _ = start(launch, program, how, signals)
+        alone = allocation.nodes == 1 if allocation else not may_be_elsewhere(os.environ)
+        starts = Restarts(options.max_restarts, alone)
+        # Between two starts as well: a Ctrl-C ends the next one.
+        recorded = TO_LAUNCHER if options.max_restarts else ()
+        with starts, signals.recorded(*recorded):
+            again = True
+            while again:
+                launch.settings.update(starts.settings)
+                status, job = start(launch, program, how, signals)
+                if status and job.never_started and PMI2 in launch.launcher:
+                    say(f"no rank came through MPI_Init under srun {PMI2}")
+                    if (options.launcher, options.mpi) == ("auto", None):
+                        launch = make_launch(
+                            library, allocation, replace(options, launcher="mpiexec")
+                        )
+                        launch.settings.update(starts.settings)
+                        say(f"once more: {launch.line(program.by_hand())}")
+                        status, job = start(launch, program, how, signals)
+                again = starts.again(job, status)
         if options.requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
             requeue(allocation, options.requeue_limit or REQUEUES)
@@ -233,10 +248,10 @@ def outlive_losses(launch: Launch, library: InstalledMpi, option: str) -> None:
 
 def start(
     launch: Launch, program: Program, options: JobOptions, signals: Signals
-) -> tuple[int, bool]:
-    """Start the launcher, with monitors if `options` say `watch`; return the exit code.
+) -> tuple[int, Supervisor]:
+    """Start the launcher, with monitors if `options` say `watch`.
 
-    And whether MPI started: not if a monitored rank ended or hung in MPI_Init, and none left it.
+    Return the exit code, and what the supervisor knows of the job that has ended.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -255,7 +270,7 @@ def start(
         survive=bool(options.outlives),
     )
     status = job.run([*launch.launcher, *job.reports.command(program.reporting())], environ)
-    return status, not job.never_started
+    return status, job
 
 
 def monitors(

@@ -124,6 +124,7 @@ class Supervisor:
     ended: list[RankState] = field(default_factory=list)  # in the order of their ends
     late: bool = False  # whether the job was ended because of `limit`
     interrupted: int = 0  # the first signal to end the job; 0 for none
+    passed: set[int] = field(default_factory=set)  # signals that the ranks were sent
     told: str = ""  # how the rank that failed first did so, when that is known
 
     def __post_init__(self) -> None:
@@ -285,6 +286,7 @@ class Supervisor:
         if number == SIGQUIT:
             self._call_roll("asked for")
             return
+        self.passed.add(number)
         if number in TO_RANKS and self.reports.send(number):
             return
         if not by_terminal(number):
@@ -450,6 +452,12 @@ class Supervisor:
         ranks = [*self.ended, *self.known.values()]  # some twice
         failed = [rank for rank in ranks if rank.status not in (None, 0)]
         return sorted(failed, key=lambda rank: rank.status == LOST)
+
+    @property
+    def cause(self) -> Failure | RankState | None:
+        """The exception or the rank that failed first; None if none is known to have failed."""
+        cause = self.failures.cause(self.known.values())
+        return cause or next(iter(self._failed()), None)
 
     def _report(self, last: bool = False) -> None:
         """Print once which rank failed first.

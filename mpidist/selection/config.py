@@ -370,6 +370,7 @@ VARIABLES = (
     *(ENVIRONMENT_PREFIX + name for name in ("DEBUG", "TUNING", "CALIBRATE", "STREAM_BYTES")),
     *(ENVIRONMENT_PREFIX + name for name in ("RANKS_PER_NODE", "LOG", "LOG_RANKS")),
     *(ENVIRONMENT_PREFIX + name for name in ("TRACE", "FULL_TRACEBACK", "FLIGHT", "SPARES")),
+    *(ENVIRONMENT_PREFIX + name for name in ("VAULTS", "RESTART")),
     *(ENVIRONMENT_PREFIX + name for name in ("GPU", "GPU_AWARE", "GPU_CHUNK_BYTES")),
     *(ENVIRONMENT_PREFIX + name for name in ("TERMINAL", "RUN_SECRET", "RUN_NOTES")),
     ENVIRONMENT_PREFIX + "TORCH_VARIABLES",

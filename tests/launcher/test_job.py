@@ -1,6 +1,7 @@
 """What mpidist run starts: where it is refused, once more, and with which terminal."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_run_job_once_more_without_pmi2(monkeypatch, options, begun, lines):
 
     def start(launch, *_):
         started.append(launch.launcher[-1])
-        return (0, True) if launch.launcher == ["mpiexec"] else (1, begun)
+        good = launch.launcher == ["mpiexec"]
+        return not good, SimpleNamespace(never_started=not (good or begun))
 
     monkeypatch.setattr(running, "make_launch", make_launch)
     monkeypatch.setattr(running, "start", start)
@@ -60,7 +62,8 @@ def test_start_terminal_only_where_bars_can_be_drawn(monkeypatch, label, logs, d
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     launch = running.Launch(1, ["mpiexec"], {}, False)
     options = JobOptions(label=bool(label), log_dir=logs, watch=True)
-    assert running.start(launch, Program([], ["true"]), options, Signals()) == (0, True)
+    status, job = running.start(launch, Program([], ["true"]), options, Signals())
+    assert status == 0 and not job.never_started
     assert seen == [bool(drawn)]
 
 
