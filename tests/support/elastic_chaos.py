@@ -42,6 +42,11 @@ class Watched:
         words = (line.split() for line in self.lines() if line.startswith("pid"))
         return {int(rank): int(pid) for _, rank, pid in words}
 
+    def training(self) -> list[int]:
+        """Return the ranks of the world that have done a step."""
+        paths = [path for path in self.folder.iterdir() if path.name.isdigit()]
+        return sorted(int(path.name) for path in paths if "step" in path.read_text())
+
     def step(self) -> int:
         return max(
             (int(line.split()[1]) for line in self.lines() if line.startswith("step")), default=0
@@ -56,12 +61,23 @@ class Watched:
         return [line for line in self.lines() if line.startswith("done")]
 
 
-def train(wrapper: str, steps: int, ranks: int, spares: int, kills=(), **env: str):
+def train(
+    wrapper: str,
+    steps: int,
+    ranks: int,
+    spares: int,
+    kills=(),
+    restarts: int = 0,
+    survive: bool = True,
+    python: str = sys.executable,
+    **env: str,
+):
     """Run a job; ``kills`` yields seconds to wait before each loss.  Return what became of it."""
     with tempfile.TemporaryDirectory() as folder:
         watched, ended = Watched(folder), threading.Event()
-        command = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(ranks)]
-        command += ["--spares", str(spares)] if spares else ["--survive"]
+        command = [python, "-m", "mpidist", "run", "-q", "-n", str(ranks)]
+        command += ["--spares", str(spares)] if spares else ["--survive"] * survive
+        command += ["--max-restarts", str(restarts)] if restarts else []
         command += [str(TRAINING), wrapper, str(steps)]
         environ = processes.environment(ELASTIC_TEST=folder, PYTHONPATH=str(ROOT), **env)
         killed: list[int] = []
@@ -73,7 +89,8 @@ def train(wrapper: str, steps: int, ranks: int, spares: int, kills=(), **env: st
                     pass
                 if ended.wait(seconds) or watched.done():
                     return
-                alive = [rank for rank in watched.training() if rank not in killed]
+                gone = () if restarts else killed
+                alive = [rank for rank in watched.training() if rank not in gone]
                 victim = random.choice(alive)
                 killed.append(victim)
                 os.kill(watched.pids()[victim], 9)

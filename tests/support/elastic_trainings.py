@@ -2,7 +2,8 @@
 
 Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
 file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
-comes to a point for the N-th time: by SIGKILL, or as HOW says.
+comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
+job only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import mpidist as md
 from mpidist import nn
 
 WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
-WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0"))
+START = os.environ.get("MPIDIST_RESTART", "0")
 FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
 KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
 HOW = os.environ.get("HOW", "kill")
@@ -33,7 +35,8 @@ def say(text: str) -> None:
 def at(point: str) -> None:
     """End here, if this rank is to."""
     _seen[point] = _seen.get(point, 0) + 1
-    if (str(WORLD), point, str(_seen[point])) not in KILLS:
+    here = str(WORLD), point, str(_seen[point])
+    if here not in KILLS and (*here, START) not in KILLS:
         return
     if HOW == "raise":
         raise ValueError("of the test")

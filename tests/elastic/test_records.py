@@ -1,0 +1,109 @@
+"""Records for the next start of a job: which are complete, and which folder is refused."""
+
+import os
+
+import pytest
+
+import mpidist as md
+from mpidist.elastic import records
+from mpidist.elastic.records import RESTART, VAULTS, Ranks
+from mpidist.errors import InvalidArgument, LaunchError
+
+
+def write(folder, ranks, steps):
+    """Leave records as ranks do: `steps` of each rank, None for a rank without a vault."""
+    for rank, those in enumerate(steps):
+        if those is not None:
+            vault = ranks.vault(folder, rank)
+            for step in those:
+                vault.write(step, [b"%d of %d" % (step, rank)])
+            vault.close()
+
+
+def lengths(folder, training=None):
+    groups = records.found(folder, training)
+    return {ranks: {r: v.steps() for r, v in those.items()} for ranks, those in groups.items()}
+
+
+def test_vault_in_a_folder_is_read_after_its_end_and_made_anew(tmp_path):
+    ranks = Ranks(1, 2, 3, 2)
+    write(tmp_path, ranks, [[4, 5], [4, 5, 6]])
+    assert oct(os.stat(ranks.files(tmp_path, 0)[0]).st_mode & 0o777) == "0o600"
+    there = records.found(tmp_path)
+    assert list(there) == [ranks] and there[ranks][1].read(6) == b"6 of 1"
+    write(tmp_path, ranks, [[7], [7]])
+    assert records.last_step(tmp_path) == 7
+    assert there[ranks][1].read(6) == b"6 of 1"  # whoever had it open reads on
+
+
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        ([[4, 5, 6], [4, 5]], 5),
+        ([[4, 5, 6], [5, 6, 7]], 6),
+        ([[1], [5]], None),
+        ([[5], None], None),
+        ([[5], []], None),
+        ([None, None], None),
+    ],
+)
+def test_newest_step_is_one_of_all_ranks(tmp_path, steps, expected):
+    write(tmp_path, Ranks(1, 0, 0, 2), steps)
+    assert records.last_step(tmp_path) == expected
+
+
+def test_newest_ranks_win_if_they_are_complete(tmp_path):
+    old, torn, other = Ranks(1, 0, 4, 2), Ranks(1, 1, 5, 3), Ranks(2, 0, 0, 1)
+    write(tmp_path, old, [[8, 9], [8, 9]])
+    write(tmp_path, torn, [[9], None, [9]])
+    there = lengths(tmp_path, 1)
+    assert records.newest([there]) == (old, 9)
+    assert records.missing([there[torn]], 3) == "that of rank 1 is gone"
+    # Where each place has a part, they are complete together.
+    parts = [{torn: {0: {9: 1}}}, {torn: {1: {9: 1}, 2: {9: 1}}}]
+    assert records.newest(parts) == (torn, 9)
+    write(tmp_path, other, [[2]])
+    assert records.last_step(tmp_path) == 2  # of the last training
+
+
+def test_missing_says_too_far_apart():
+    assert records.missing([{0: {1: 1}, 1: {5: 1}}], 2) == "they are too far apart"
+
+
+def test_remove_before_leaves_these_and_other_trainings(tmp_path):
+    kept = [Ranks(1, 1, 2, 1), Ranks(2, 0, 0, 1), Ranks(1, 1, 3, 1)]
+    for ranks in (*kept, Ranks(1, 0, 9, 1), Ranks(1, 1, 1, 4)):
+        write(tmp_path, ranks, [[1]])
+    records.remove_before(tmp_path, kept[0])
+    assert set(records.found(tmp_path)) == set(kept)
+
+
+def test_folder_must_be_this_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv(VAULTS, "")
+    assert records.folder() is None
+    monkeypatch.setenv(VAULTS, str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert records.folder() == tmp_path
+    tmp_path.chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for wrong in (tmp_path, tmp_path / "missing", tmp_path / "link"):
+        monkeypatch.setenv(VAULTS, str(wrong))
+        with pytest.raises(LaunchError, match="expected a folder of this user"):
+            records.folder()
+
+
+def test_start_is_a_number(monkeypatch):
+    assert records.start() == 0
+    monkeypatch.setenv(RESTART, "2")
+    assert records.start() == 2
+    monkeypatch.setenv(RESTART, "-1")
+    with pytest.raises(LaunchError, match="MPIDIST_RESTART='-1': expected a whole number"):
+        records.start()
+
+
+def test_state_without_copies_is_refused_where_they_are_needed(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(VAULTS, str(tmp_path))
+    assert md.State().copies
+    with pytest.raises(InvalidArgument, match="copies=False: under mpidist run --max-restarts"):
+        md.State(copies=False)

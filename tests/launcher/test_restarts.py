@@ -1,0 +1,261 @@
+"""mpidist run --max-restarts: a job goes on from memory, whichever MPI it has."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mpidist.launcher import restarts
+from mpidist.launcher.failures import Failure
+from mpidist.launcher.ranks import RankState
+from mpidist.launcher.restarts import Restarts
+from tests.support import elastic_chaos, processes
+from tests.support.jobs import LIMIT, ROOT, each_mpi, no_memory_left_behind, tolerant
+
+STEPS = 30
+needs_ulfm = pytest.mark.skipif(not tolerant(), reason="needs Open MPI")
+
+
+def train(wrapper, kills="", python=sys.executable, restarts=4, how="kill", **options):
+    """Run a job; return what became of it, and what its ranks said at the end."""
+    options = {"ranks": 3, "steps": STEPS, "spares": 0, "survive": False, **options}
+    finished, _, done = elastic_chaos.train(
+        wrapper, restarts=restarts, python=python, KILL=kills, HOW=how, **options
+    )
+    assert not finished.timed_out, finished.output
+    return finished, done
+
+
+@cache
+def expected(wrapper, python):
+    finished, done = train(wrapper, python=python, restarts=0)
+    assert finished.status == 0 and len(done) == 3 and len(set(done)) == 1, finished.output
+    return done[0]
+
+
+@each_mpi
+@pytest.mark.parametrize("wrapper", ["numpy", "rows", "nn"])
+def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
+    """Killed also before the second start has committed anything."""
+    with no_memory_left_behind():
+        finished, done = train(wrapper, "1:after:20:0 0:before:1:1 2:stepped:6:2", python)
+    assert finished.status == 0, finished.output
+    assert done == [expected(wrapper, python)] * 3, finished.output
+    said = [line.partition("; ")[2] for line in finished.output.splitlines() if "; start " in line]
+    assert said[:2] == [f"start {n} of 5, from step 19 in memory" for n in (2, 3)]
+    assert said[2] in [f"start 4 of 5, from step {step} in memory" for step in (24, 25)]
+    assert finished.output.strip().endswith("mpidist run: finished in start 4 of 5")
+
+
+@pytest.mark.long
+@each_mpi
+@pytest.mark.parametrize("wrapper", ["ddp", "zero"])
+def test_killed_job_of_pytorch(wrapper, python):
+    if python != sys.executable or find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    finished, done = train(wrapper, "1:after:9:0 0:before:1:1 2:committed:5:2", python)
+    assert finished.status == 0 and done == [expected(wrapper, python)] * 3, finished.output
+
+
+@pytest.mark.long
+@each_mpi
+@pytest.mark.parametrize("wrapper", ["numpy", "rows"])
+def test_random_kills(wrapper, python):
+    options = {"steps": 4000, "ranks": 3, "spares": 0, "survive": False, "python": python}
+    _, _, before = elastic_chaos.train(wrapper, **options)
+    finished, killed, done = elastic_chaos.train(
+        wrapper, kills=[0.05, 0.15, 0.1, 0.02, 0.2], restarts=5, **options
+    )
+    assert len(killed) == 5 and finished.status == 0, finished.output
+    assert len(set(before)) == 1 and done == before, finished.output
+
+
+@each_mpi
+def test_exception_is_a_failure_like_others(python):
+    finished, done = train("numpy", "1:after:9:0", python, how="raise", restarts=1)
+    assert finished.status == 0 and len(done) == 3, finished.output
+    assert "ValueError: of the test; start 2 of 2, from step 8 in memory" in finished.output
+
+
+@needs_ulfm
+def test_spare_comes_first_and_a_start_when_none_is_left():
+    finished, done = train("numpy", "1:after:9:0 2:after:15:0", spares=1, survive=True)
+    assert finished.status == 0, finished.output
+    # One spare: the second loss is survived by two ranks, which go on as fewer.
+    assert "goes on with 3 ranks" in finished.output and "; start " not in finished.output
+
+
+@needs_ulfm
+def test_all_ranks_lost_and_the_next_start_has_more_of_them():
+    kills = "2:after:9:0 1:after:12:0 0:after:15:0"
+    finished, done = train("rows", kills, survive=True)
+    assert finished.status == 0, finished.output
+    assert "goes on with 1 rank " in finished.output and "; start 2 of 5" in finished.output
+    assert len(set(done)) == 1 and f"of 3 ranks at step {STEPS}" in done[0], finished.output
+
+
+PLAIN = """
+import os, signal, sys
+import mpidist as md
+comm = md.init()
+print("start", os.environ["MPIDIST_RESTART"], flush=True)
+what, last = sys.argv[1], int(sys.argv[2])
+if comm.rank == comm.size - 1 and int(os.environ["MPIDIST_RESTART"]) < last:
+    if what == "raise":
+        raise ValueError("of the test")
+    if what == "sleep":
+        print("sleeps", flush=True)
+        signal.sigtimedwait([signal.SIGUSR2], 60)
+    os._exit(int(what))
+comm.barrier()
+"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Return a function that starts a program without md.elastic."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+
+    def begin(*words, most, python=sys.executable):
+        command = [python, "-m", "mpidist", "run", "-q", "-n", "2", "--max-restarts", str(most)]
+        environ = processes.environment(PYTHONPATH=str(ROOT))
+        command += [str(tmp_path / "plain.py"), *words]
+        return subprocess.Popen(
+            command, env=environ, stdout=-1, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
+
+    return begin
+
+
+@each_mpi
+@pytest.mark.parametrize(
+    "what, last, most, status, starts, end",
+    [
+        ("3", 2, 2, 0, 3, "finished in start 3 of 3"),
+        ("3", 9, 1, 3, 2, "ended with exit code 3; that was start 2 of 2"),
+        ("75", 9, 4, 75, 1, ""),
+        ("raise", 9, 9, 1, 3, "no progress: 3 starts in a row have ended alike"),
+    ],
+)
+def test_program_without_elastic(plain, python, what, last, most, status, starts, end):
+    with plain(what, str(last), most=most, python=python) as job:
+        output, _ = job.communicate(timeout=LIMIT)
+    assert job.returncode == status, output
+    assert output.count("start 0\n") == 2 and output.count("start 1\n") == 2 * (starts > 1)
+    assert f"start {starts - 1}\n" in output and f"start {starts}\n" not in output
+    assert output.strip().endswith(end), output
+
+
+@each_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signal_is_a_request_and_no_failure(plain, python, number):
+    with no_memory_left_behind(), plain("sleep", "9", most=3, python=python) as job:
+        while "sleeps" not in job.stdout.readline():
+            assert job.poll() is None
+        job.send_signal(number)
+        output, _ = job.communicate(timeout=LIMIT)
+    assert job.returncode not in (0, None) and "start 1" not in output, output
+
+
+def left():
+    """Return the folders of this user's jobs that nobody locks."""
+    found = []
+    for path in Path("/dev/shm").glob(f"{restarts.PREFIX}*"):
+        handle = restarts._lock(path)
+        if handle >= 0:
+            os.close(handle)
+            found.append(path.name)
+    return found
+
+
+def test_killed_mpidist_run_is_cleaned_up_after_by_the_next(plain):
+    with plain("sleep", "9", most=3) as job:
+        while "sleeps" not in job.stdout.readline():
+            assert job.poll() is None
+        job.kill()
+        job.communicate(timeout=LIMIT)  # its ranks have ended, too
+    assert left()
+    with plain("0", "9", most=0) as job:
+        job.communicate(timeout=LIMIT)
+    assert not left()
+
+
+def test_folder_of_a_job_that_runs_stays():
+    with Restarts(1, True) as mine:
+        folder = Path(mine.settings["MPIDIST_VAULTS"])
+        assert oct(folder.stat().st_mode & 0o777) == "0o700"
+        restarts.remove_left()
+        assert folder.is_dir()
+    assert not folder.exists()
+    with Restarts(0, True) as none, Restarts(2, False) as elsewhere:
+        assert none.settings == {} and elsewhere.settings == {"MPIDIST_RESTART": "0"}
+
+
+@pytest.mark.parametrize("words", [["--max-restarts", "-1"], ["--max-restarts", "many"]])
+def test_bad_number_is_refused(words):
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", *words, "train.py"]
+    done = processes.run(command, 60, processes.environment(PYTHONPATH=str(ROOT)))
+    assert done.status == 2 and "Invalid value for '--max-restarts'" in done.output
+
+
+def test_dry_run_makes_nothing():
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--max-restarts", "3"]
+    environ = processes.environment(PYTHONPATH=str(ROOT))
+    with no_memory_left_behind():
+        done = processes.run([*command, "--dry-run", "true"], 60, environ)
+    assert done.status == 0 and "MPIDIST_VAULTS" not in done.output
+
+
+def test_no_watch_is_refused_with_restarts():
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--max-restarts", "3"]
+    environ = processes.environment(PYTHONPATH=str(ROOT))
+    done = processes.run([*command, "--no-watch", "true"], 60, environ)
+    assert done.status != 0 and "--no-watch: only without" in done.output
+
+
+def ended(cause, interrupted=0, passed=(), told="rank 1 failed"):
+    return SimpleNamespace(
+        cause=cause, interrupted=interrupted, passed=set(passed), told=told, failures=None
+    )
+
+
+def raised(line, rank=0):
+    text = f'Traceback\n  File "train.py", line {line}, in <module>\nValueError: {rank}\n'
+    return Failure(rank, "n1", "ValueError", f"ValueError: {rank}", text)
+
+
+def test_again_until_the_same_failure_has_come_three_times():
+    with Restarts(9, False) as starts:
+        assert starts.again(ended(raised(5)), 1) and starts.again(ended(raised(6)), 1)
+        assert starts.again(ended(raised(6, rank=1)), 1)  # whichever rank has it
+        assert not starts.again(ended(raised(6)), 1)
+        assert starts.number == 3
+
+
+def test_again_after_a_failure_that_was_long_in_coming(monkeypatch):
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    killed = RankState(1, "n1", status=-9)
+    with Restarts(5, False) as starts:
+        assert [starts.again(ended(killed), 137) for _ in range(6)] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(
+    "job, status",
+    [
+        (ended(None, interrupted=signal.SIGTERM), 143),
+        (ended(RankState(0, "n1", status=-10), passed=[signal.SIGUSR1]), 138),
+        (ended(None), 75),
+        (ended(None), 0),
+    ],
+)
+def test_not_again_after_a_request(job, status):
+    with Restarts(5, False) as starts:
+        assert not starts.again(job, status) and starts.number == 0
