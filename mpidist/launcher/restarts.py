@@ -68,7 +68,8 @@ class Restarts:
         """
         if not self.most:
             return False
-        seconds, self._begun = time.monotonic() - self._begun, time.monotonic()
+        now = time.monotonic()
+        seconds, self._begun = now - self._begun, now
         number, all_of_them = self.number + 1, self.most + 1
         asked = job.interrupted or status == os.EX_TEMPFAIL or status - 128 in job.passed
         if status == 0 and number > 1:
