@@ -78,6 +78,15 @@ def test_remove_before_leaves_these_and_other_trainings(tmp_path):
     assert set(records.found(tmp_path)) == set(kept)
 
 
+def test_too_little_room_in_the_folder_is_said(tmp_path, monkeypatch):
+    room = os.statvfs_result((4096, 4096, 50, 50, 50, 9, 9, 9, 0, 255))
+    vault = Ranks(1, 0, 0, 1).vault(tmp_path, 0)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: room)
+    vault.write(1, [bytes(60_000)])
+    with pytest.raises(MemoryError, match=r"takes 200000 bytes .* 600000 for 3 steps; 204800 are"):
+        vault.write(2, [bytes(200_000)])
+
+
 def test_folder_must_be_this_users_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(VAULTS, "")
     assert records.folder() is None

@@ -85,10 +85,10 @@ def test_exception_is_a_failure_like_others(python):
 
 
 @needs_ulfm
-def test_spare_comes_first_and_a_start_when_none_is_left():
+def test_losses_survived_in_place_need_no_new_start():
     finished, done = train("numpy", "1:after:9:0 2:after:15:0", spares=1, survive=True)
     assert finished.status == 0, finished.output
-    # One spare: the second loss is survived by two ranks, which go on as fewer.
+    # The spare takes the first lost place; after the second loss the other two go on.
     assert "goes on with 3 ranks" in finished.output and "; start " not in finished.output
 
 
