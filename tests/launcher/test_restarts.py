@@ -167,6 +167,50 @@ def test_signal_is_a_request_and_no_failure(plain, python, number):
     assert not folders() - before
 
 
+TWO = """
+import os
+import numpy as np
+import mpidist as md
+elastic = md.elastic  # before the import of the module of this name
+from mpidist.elastic import records
+from mpidist.elastic.records import Ranks
+
+again = int(os.environ["MPIDIST_RESTART"])
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+if again and rank == 0:  # as of a start that was killed before its first records were complete
+    Ranks(2, 1, 7, 2).vault(records.folder(), 0).write(99, [b"torn"])
+
+@elastic
+def train(comm, state, name, steps):
+    begun = state.step
+    while state.step < steps:
+        comm.allreduce(np.ones(1))
+        state.commit(name=name)
+        if (name, state.step, again, comm.rank) == ("second", 5, 0, 1):
+            os.kill(os.getpid(), 9)
+    if comm.rank == 0:
+        line = f"start {again}: {name} from {begun} to {state.step} {state.values['name']}\\n"
+        os.write(1, line.encode())
+
+train(md.State(), "first", 3)
+train(md.State(w=np.zeros(3)), "second", 9)
+"""
+
+
+def test_program_of_two_trainings_and_records_that_are_not_complete(tmp_path):
+    """The first one has ended, and the second one goes on from the last complete records."""
+    (tmp_path / "two.py").write_text(TWO)
+    command = [sys.executable, "-m", "mpidist", "run", "-q", "-n", "2", "--max-restarts", "1"]
+    environ = processes.environment(PYTHONPATH=str(ROOT))
+    done = processes.run([*command, str(tmp_path / "two.py")], LIMIT, environ)
+    assert done.status == 0, done.output
+    assert "start 0: first from 0 to 3 first\n" in done.output
+    assert "start 1: first from 3 to 3 first\n" in done.output
+    assert any(f"start 1: second from {n} to 9 second\n" in done.output for n in (4, 5))
+    torn = "no step of start 2, generation 7 of which all ranks have left records: that of rank 1"
+    assert done.output.count(torn) == 1, done.output
+
+
 def folders():
     """Return the folders of jobs that nobody locks; other jobs may run meanwhile."""
     found = set()
