@@ -93,6 +93,12 @@ def test_buffers_rates_and_modes(how, kills):
     survives(how, kills, ranks=2)
 
 
+@needs_ulfm
+def test_copies_are_whole_when_the_spare_is_lost_before_its_first_commit():
+    """Its record has what `keep` has not yet restored, too."""
+    survives("rows", "0:after:5 3:before:1", spares=2)
+
+
 LONG = pytest.mark.long
 
 
