@@ -373,6 +373,7 @@ class State:
         there = self._kept.get(name)
         if there is not None and not there.made_inside:
             raise InvalidArgument(f"keep({name!r}): State has an object of this name already")
+        copied = self.copies
         kept = self._add(name, made, per_rank)
         kept.made_inside = True
         if name in self._held:
@@ -384,6 +385,10 @@ class State:
                 kept.load(held)
                 kept.set_options(self._options.get(name, ()))
         self._observe(kept)
+        if self.copies and not copied:  # a loss before the next commit needs copies, too
+            assert self._vault is not None
+            content = self._everything(self._small, self._sending)
+            self._vault.write(self.step, to_parts({**content, "generators": self._own}))
         return made
 
     def parts(self, name: str) -> dict[int, Any]:
@@ -668,11 +673,13 @@ class State:
         offers = layers.everyone(comm, (lengths, size))
         before = next(size for _, size in offers if size is not None)
         self._same = before == comm.size
+        first = None
         if any(t.copies for t in told):
             mine = known.rank if known is not None else comm.rank if self._same else None
             readers = {} if known is None else known.readers
-            self._restore_copies(comm, [held for held, _ in offers], readers, before, mine)
-        else:
+            held = [lengths for lengths, _ in offers]
+            first = self._restore_copies(comm, held, readers, before, mine)
+        if first is None:
             self._restore_in_place(comm, told, offers, known, newest)
         shared = layers.everyone(comm, measured)
         given = next((m for m in shared if m is not None), None)
@@ -701,6 +708,7 @@ class State:
             self._same, mine = before == comm.size, comm.rank if comm.rank < before else None
             held = [offer.get(ranks, {}) for offer in offers]
             first = self._restore_copies(comm, held, there.get(ranks, {}), before, mine)
+            assert first is not None  # there are only copies in a folder
             layers.take_over(comm, pickle.loads(first["measured"]))
             for kept in self._kept.values():
                 kept.forget_gradients()
@@ -718,11 +726,12 @@ class State:
         readers: Mapping[int, Reader],
         before: int,
         mine: int | None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Restore the newest step of which every rank of before has left its record.
 
         `offers` are the lengths of the records that each rank can read, by rank and step, in this
-        one's `readers`; `mine` is the number of this rank before.  Return rank 0's record.
+        one's `readers`; `mine` is the number of this rank before.  Return rank 0's record; None if
+        a record is no copy: its rank had not come to a `keep` that needs them, nor others to calls.
         """
         steps = records.complete(offers, before)
         if not steps:
@@ -740,6 +749,8 @@ class State:
             if len(holders) < comm.size:
                 comm.broadcast(data, out=data, root=holders[0], algorithm="binomial")
             contents.append(from_bytes(data))
+        if not all(isinstance(content, dict) for content in contents):
+            return None
         self._valid = False
         first = contents[0]
         flat = np.concatenate([part for content in contents for part in content["share"]] or [[]])
@@ -840,7 +851,10 @@ class State:
                 f"rank {comm.rank}: md.elastic: the state at step {step} that rank {comm.rank} "
                 "alone had is lost with its node, or it was more than a step behind"
             )
-        generators, buffers = from_bytes(record) if record else (b"", {})
+        content = from_bytes(record) if record else (b"", {})
+        if isinstance(content, dict):  # of a rank that has come to its `keep`
+            content = content["generators"], content["buffers"]
+        generators, buffers = content
         self._valid = comm.rank not in needs
         self._held, self._carried = {}, {}
         self._apply(states, small, generators, sending)

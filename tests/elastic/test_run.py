@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mpidist as md
+from mpidist.elastic.run import elastic
 from tests.support import elastic_chaos, processes
 from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
 from tests.support.profile import takes_minutes
@@ -97,6 +98,13 @@ def test_buffers_rates_and_modes(how, kills):
 def test_copies_are_whole_when_the_spare_is_lost_before_its_first_commit():
     """Its record has what `keep` has not yet restored, too."""
     survives("rows", "0:after:5 3:before:1", spares=2)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("kills", ["1:before:1", "1:after:1", "0:before:1 3:before:1"])
+def test_copies_are_there_before_the_first_commit(kills):
+    """Objects of `keep` are the first that need them."""
+    survives("rows", kills, spares=2)
 
 
 LONG = pytest.mark.long
@@ -242,11 +250,11 @@ def test_one_process_without_mpiexec():
 
 def test_arguments():
     with pytest.raises(md.InvalidArgument, match="min_ranks=0: expected"):
-        md.elastic(min_ranks=0)
+        elastic(min_ranks=0)
     with pytest.raises(md.InvalidArgument, match="elastic: 3: expected a function"):
-        md.elastic(3)
+        elastic(3)
 
-    @md.elastic
+    @elastic
     def train(comm, state):
         raise AssertionError
 

@@ -394,6 +394,25 @@ def test_loss_while_only_some_have_made_their_objects():
     assert md.run_simulated(3, program) == [[4.0, 4.0, 4.0]] * 3
 
 
+def test_loss_while_only_some_have_objects_that_need_copies():
+    """Nobody has committed: those that have kept them begin again like the others."""
+
+    def program(comm):
+        again = comm.split(0)
+        state = md.State(x=np.full(2, 3.0))
+        state.begin(comm, {})
+        if comm.rank != 1:
+            state.keep("rows", np.full(2, comm.rank), per_rank=True)
+        state.leave()
+        state.begin(again, {})
+        rows = state.keep("rows", np.full(2, comm.rank), per_rank=True)
+        state.commit()
+        state.end()
+        return rows.tolist(), state.step
+
+    assert md.run_simulated(3, program) == [([r, r], 1) for r in range(3)]
+
+
 def test_commit_between_backward_passes_is_refused():
     """A loss would drop what they have added up."""
 
