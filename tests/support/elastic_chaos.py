@@ -42,11 +42,6 @@ class Watched:
         words = (line.split() for line in self.lines() if line.startswith("pid"))
         return {int(rank): int(pid) for _, rank, pid in words}
 
-    def training(self) -> list[int]:
-        """Return the ranks of the world that have done a step."""
-        paths = [path for path in self.folder.iterdir() if path.name.isdigit()]
-        return sorted(int(path.name) for path in paths if "step" in path.read_text())
-
     def step(self) -> int:
         return max(
             (int(line.split()[1]) for line in self.lines() if line.startswith("step")), default=0
