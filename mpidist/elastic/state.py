@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..checkpoint.tree import Leaf, flatten, merge, unflatten
 from ..communicator import layers
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument, MpidistError
-from ..frameworks.base import Remove, dtype_name, find_dtype, framework_of, library
+from ..frameworks.base import Remove, WeakHook, dtype_name, find_dtype, framework_of, library
 from ..frameworks.generators import source_of
 from ..parallel import ddp as wrapper
 from ..parallel.ddp import DDP
@@ -291,7 +292,7 @@ class State:
         self._own, self._written = b"", b""  # as in the last record
         self._sending: list[dict[str, Any] | None] = []  # of the DDPs, at the last commit
         self._same = True  # whether there are as many ranks as before the last change
-        self._ddps: list[DDP] = []
+        self._ddps: list[ref[DDP]] = []
         self._marks: list[Any] = []  # of their buckets, when `_sent` was taken
         self._sent: list[dict[str, Any] | None] = []
         self._alike: set[int] = set()  # models whose buffers are the same on all ranks
@@ -421,7 +422,7 @@ class State:
             two backward passes of a step, whose gradients would be lost.
         """
         comm = self._inside("commit")
-        adding = (d for d in self._ddps if d.reducer.phase is Phase.BACKWARD)
+        adding = (d for d in self._alive() if d.reducer.phase is Phase.BACKWARD)
         if not self._touched and any(d.reducer.not_averaged() for d in adding):
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: gradients have been added up and not used, which a "
@@ -568,7 +569,10 @@ class State:
 
     def _now_sending(self) -> list[dict[str, Any] | None]:
         """Return how each DDP that has made a step sends; anew where its buckets have changed."""
-        for i, ddp in enumerate(self._ddps):
+        for i, reference in enumerate(self._ddps):
+            ddp = reference()
+            if ddp is None:
+                continue
             mark = ddp.buckets, ddp.reducer.observed, len(ddp.buffer_sync.algorithms)
             if ddp.reducer.clock.steps and mark != self._marks[i]:
                 self._marks[i], self._sent[i] = mark, ddp.sending()
@@ -905,23 +909,7 @@ class State:
         """Let this State know of new DDPs, of forwards and of optimizers' steps."""
         self._ddps, self._marks, self._sent, self._alike = [], [], [], set()
 
-        def made(ddp: DDP) -> None:
-            number, before = len(self._ddps), self._sending
-            sending = before[number] if number < len(before) and self.generation else None
-            if sending is not None:  # the same buckets: for the same bits
-                ddp.adopt(sending)
-            self._ddps.append(ddp)
-            if all(k.value is not ddp.module for k in self._kept.values()):
-                self._observe_model(ddp.module)  # a part of one: its forward is not the whole's
-            self._marks.append(None)
-            self._sent.append(sending)
-            if ddp.buffer_sync.how != "keep":
-                self._alike.add(id(ddp.module))
-            elif self.generation and self.step == self._begun:  # it has copied those of rank 0
-                self._set_buffers({k.name: k.buffers for k in self._of_kind(MODEL)})
-            if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
-                log.warning("what a communication hook has left out so far is lost with a rank")
-
+        made = WeakHook(self._note)  # a State that is given up does not keep DDPs alive
         wrapper.on_made.append(made)
         self._removes.append(partial(wrapper.on_made.remove, made))
         for library_name in {library(k.value) for k in self._of_kind(MODEL)}:
@@ -929,6 +917,24 @@ class State:
             self._removes.append(framework_of(example.value).on_step(self._touch))
         for kept in self._kept.values():
             self._observe(kept)
+
+    def _note(self, ddp: DDP) -> None:
+        """Let a new DDP send as the one that was made in its turn before, and know of its steps."""
+        number, before = len(self._ddps), self._sending
+        sending = before[number] if number < len(before) and self.generation else None
+        if sending is not None:  # the same buckets: for the same bits
+            ddp.adopt(sending)
+        self._ddps.append(ref(ddp))
+        if all(k.value is not ddp.module for k in self._kept.values()):
+            self._observe_model(ddp.module)  # a part of one: its forward is not the whole's
+        self._marks.append(None)
+        self._sent.append(sending)
+        if ddp.buffer_sync.how != "keep":
+            self._alike.add(id(ddp.module))
+        elif self.generation and self.step == self._begun:  # it has copied those of rank 0
+            self._set_buffers({k.name: k.buffers for k in self._of_kind(MODEL)})
+        if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
+            log.warning("what a communication hook has left out so far is lost with a rank")
 
     def _touch(self, *_: Any) -> None:
         self._touched = True
@@ -962,9 +968,13 @@ class State:
             self._save_buffers()
             self._forwarded = True
 
+    def _alive(self) -> list[DDP]:
+        """Return the DDPs of this generation that are still in use."""
+        return [ddp for ddp in (reference() for reference in self._ddps) if ddp is not None]
+
     def leave(self) -> list[DDP]:
         """End the generation, without communication; return its DDPs."""
-        ddps, self._ddps, self._comm = self._ddps, [], None
+        ddps, self._ddps, self._comm = self._alive(), [], None
         while self._removes:
             self._removes.pop()()
         return ddps

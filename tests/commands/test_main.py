@@ -528,7 +528,10 @@ def test_launched_rank():
             "ALGORITHM … 'nativ' … known: binomial",
         ),
         ("export gaol", "gaol"),
-        ("export msccl allreduce ring --ranks 2 --protocol X", "--protocol … 'X' is not one of"),
+        (
+            "export msccl allreduce ring --ranks 2 --protocol X -o x",
+            "protocol='X': expected Simple,",
+        ),
         ("export openmpi -o x", "Missing option … --ranks"),
         ("export openmpi --ranks 1 -o x", "--ranks … 1 is too small … >= 2"),
         ("export openmpi --ranks 2 --predict 1e-6 -o x", "--predict … '1e-6' … byte combined"),

@@ -13,14 +13,6 @@ import click
 
 from ... import __version__
 from ...errors import InvalidArgument
-from ...interchange.library_rules import (
-    MEASURED,
-    LibraryCollective,
-    LibraryRule,
-    collective_of,
-    of_entry,
-    predicted,
-)
 from ...launcher.mpi import InstalledMpi, find_library
 from ...measure import counted, round_size
 from ...tables import Column
@@ -31,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...bench.forced import InForce
+    from ...interchange.library_rules import LibraryCollective, LibraryRule
     from ...schedule.cost import Link
     from ...schedule.registry import Groups
 
@@ -137,6 +130,7 @@ def measured_rules(
     of the environment variables in `files` is set.
     """
     from ...bench.forced import measure
+    from ...interchange.library_rules import MEASURED, of_entry
     from ...launcher.function import run
 
     library, version = installed.vendor, installed.version
@@ -194,6 +188,8 @@ def predicted_rules(
     link: Link | None = None,
 ) -> tuple[list[LibraryRule], list[str]]:
     """Return the rules that the cost model gives, and lines on them."""
+    from ...interchange.library_rules import predicted
+
     names, ranks = _names(collectives, known, library), sorted(set(ranks))
     schedules = {name: known[name].schedules for name in names}
     if not collectives:
@@ -219,6 +215,8 @@ def predicted_rules(
 def _names(
     collectives: Sequence[str], known: Mapping[str, LibraryCollective], library: str
 ) -> list[str]:
+    from ...interchange.library_rules import collective_of
+
     for name in collectives:
         collective_of(name, known, library)
     return list(dict.fromkeys(collectives)) or [*known]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ...interchange.msccl.file import PROTOCOLS
 from ...measure import counted
 from ..console import examples
 from ..options import Count, groups_of, integer_ranges, load_option, named_algorithm
@@ -28,10 +27,9 @@ from .output import output_option, save
 )
 @click.option(
     "--protocol",
-    type=click.Choice(PROTOCOLS),
-    default=PROTOCOLS[0],
+    default="Simple",
     show_default=True,
-    help="NCCL's protocol of the messages.",
+    help="NCCL's protocol of the messages: Simple, LL or LL128.",
 )
 @output_option
 @load_option
