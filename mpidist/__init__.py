@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .communicator.launch import get_communicator, init
     from .communicator.simulation import run_simulated
     from .data import shard
-    from .elastic.run import elastic
-    from .elastic.state import State
     from .engine.posted import PostedMessage
     from .engine.work import Work
     from .launcher.function import run
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from .parallel import DDP, ZeroOptimizer
     from .pipeline.partitioning import partition
     from .pipeline.pipeline import Pipeline
+    from .recovery.run import elastic
+    from .recovery.state import State
     from .selection.config import CollectiveConfig
     from .stop import StopRequest
     from .topology import Grid
@@ -57,11 +57,11 @@ _LAZY = {
     "Pipeline": "pipeline.pipeline",
     "PostedMessage": "engine.posted",
     "SimulatedBackend": "backends.simulated",
-    "State": "elastic.state",
+    "State": "recovery.state",
     "StopRequest": "stop",
     "Work": "engine.work",
     "ZeroOptimizer": "parallel",
-    "elastic": "elastic.run",
+    "elastic": "recovery.run",
     "get_communicator": "communicator.launch",
     "init": "communicator.launch",
     "partition": "pipeline.partitioning",
@@ -119,9 +119,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
-        room = _LAZY[name].partition(".")[0]
-        if room in _LAZY and room != name:  # its import has put the room `elastic` here
-            globals()[room] = getattr(import_module(f"{__name__}.{_LAZY[room]}"), room)
         return value
     missing = f"module 'mpidist' has no attribute {name!r}"
     if name in _MODULES or name in _ROOMS:

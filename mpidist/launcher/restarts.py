@@ -96,7 +96,7 @@ class Restarts:
     def _last_step(self) -> int | None:
         if self._folder is None:
             return None
-        from ..elastic.records import last_step  # here: mpidist run --help starts fast
+        from ..recovery.records import last_step  # here: mpidist run --help starts fast
 
         try:
             return last_step(self._folder)

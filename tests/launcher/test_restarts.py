@@ -172,8 +172,8 @@ import os
 import numpy as np
 import mpidist as md
 elastic = md.elastic  # before the import of the module of this name
-from mpidist.elastic import records
-from mpidist.elastic.records import Ranks
+from mpidist.recovery import records
+from mpidist.recovery.records import Ranks
 
 again = int(os.environ["MPIDIST_RESTART"])
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])

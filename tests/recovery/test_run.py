@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mpidist as md
-from mpidist.elastic.run import elastic
+from mpidist.recovery.run import elastic
 from tests.support import elastic_chaos, processes
 from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
 from tests.support.profile import takes_minutes

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from mpidist.elastic import vault as module
-from mpidist.elastic.vault import SLOTS, Reader, Vault
 from mpidist.errors import LaunchError
+from mpidist.recovery import vault as module
+from mpidist.recovery.vault import SLOTS, Reader, Vault
 
 
 def test_last_steps_are_there_and_no_others():
@@ -40,7 +40,7 @@ def test_empty_record():
 
 DIES = """
 import os, sys
-from mpidist.elastic.vault import Vault
+from mpidist.recovery.vault import Vault
 vault, writes, before = Vault(), os.pwrite, int(sys.argv[1])
 def pwrite(*arguments):
     global before

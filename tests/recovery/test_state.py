@@ -9,7 +9,7 @@ import pytest
 
 import mpidist as md
 from mpidist import nn
-from mpidist.elastic.state import from_bytes, packed, to_parts, unpacked
+from mpidist.recovery.state import from_bytes, packed, to_parts, unpacked
 
 
 def a_net(seed=0):

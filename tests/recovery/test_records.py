@@ -5,9 +5,9 @@ import os
 import pytest
 
 import mpidist as md
-from mpidist.elastic import records
-from mpidist.elastic.records import RESTART, VAULTS, Ranks
 from mpidist.errors import InvalidArgument, LaunchError
+from mpidist.recovery import records
+from mpidist.recovery.records import RESTART, VAULTS, Ranks
 
 
 def write(folder, ranks, steps):
