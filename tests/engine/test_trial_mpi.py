@@ -70,7 +70,7 @@ def test_first_calls_choose_alike_and_are_right(comm, made, collective):
 def test_every_dtype_is_tried(comm, made, dtype):
     tried, x = made(), np.zeros(4 * COUNT, dtype)
     found = tried.broadcast(x if comm.rank == 0 else np.empty_like(x))
-    assert found.tobytes() == x.tobytes() and tried._service.chooser.estimates._trials
+    assert found.tobytes() == x.tobytes() and tried._service.chooser.estimates.trials
 
 
 @pytest.mark.parametrize("own", ["all", "root", "none"])
@@ -106,7 +106,7 @@ def test_calls_of_symmetric_arrays_try_slots(comm, made, collective):
             getattr(tried, collective)(x, out=out, algorithm=algorithm, **rooted)
             found.append(out.copy() if comm.rank == 1 or not rooted else x.copy())
     assert all((one == found[0]).all() for one in found)
-    (times,) = tried._service.chooser.estimates._trials.values()
+    (times,) = tried._service.chooser.estimates.trials.values()
     assert times.keys() == {"symmetric", "staged"}
     assert len(tried._service.heap._allocations) == before
 
@@ -121,7 +121,7 @@ def test_two_symmetric_arrays_try_slots(comm, made, collective, dtype, op):
     tried, count = made(), (128 << 10) // np.dtype(dtype).itemsize + 3
     x, out = tried.empty(count, dtype), tried.empty(count, dtype)
     x[:] = np.random.default_rng(comm.rank).random(count) - 0.5
-    call, trials = getattr(tried, collective), tried._service.chooser.estimates._trials
+    call, trials = getattr(tried, collective), tried._service.chooser.estimates.trials
     bits = []
     for source in (x.copy(), out):
         out[:] = x
@@ -169,7 +169,7 @@ def test_symmetric_calls_are_served_where_there_is_no_memory_to_try(comm, made, 
         x[:] = k + comm.rank
         tried.broadcast(x, root=1)
         assert (x == k + 1).all()
-    assert not tried._service.chooser.estimates._trials
+    assert not tried._service.chooser.estimates.trials
 
 
 def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
@@ -187,10 +187,10 @@ def test_long_uneven_calls_are_tried_on_short_arrays(comm, made, monkeypatch):
 def test_slots_are_tried_by_the_first_call_that_fits(made):
     tried, x = made(), np.ones(20 << 17)
     tried.broadcast(x)
-    (times,) = tried._service.chooser.estimates._trials.values()
+    (times,) = tried._service.chooser.estimates.trials.values()
     assert "staged" not in times
     tried.broadcast(x[: 5 << 17])
-    (more,) = tried._service.chooser.estimates._trials.values()
+    (more,) = tried._service.chooser.estimates.trials.values()
     assert more.keys() - times.keys() == {"staged"} and more.items() >= times.items()
 
 
@@ -227,7 +227,7 @@ def test_a_way_that_cannot_be_made_ready_is_left_out(made, monkeypatch, collecti
     for _ in range(3):
         result, expected = CALLS[collective](tried, np.ones(COUNT))
         assert (result == expected).all()
-    (times,) = tried._service.chooser.estimates._trials.values()
+    (times,) = tried._service.chooser.estimates.trials.values()
     copies = "single_copy" if collective == "allreduce" else "published"
     left = {"staged": "staged", "single_copy": copies}
     assert times.keys() == {"native", *(left[name] for name in left if name not in missing)}
@@ -247,7 +247,7 @@ def test_neither_short_calls_nor_those_in_the_background_try(made):
     tried.allreduce(x, out=x)  # in place on this rank at least
     tried.ibroadcast(x).wait()
     tried.broadcast(x[:100])
-    assert not tried._service.chooser.estimates._trials
+    assert not tried._service.chooser.estimates.trials
 
 
 def test_nothing_is_tried_if_calibration_is_turned_off(made):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.how_long import takes_minutes
 from tests.support.jobs import each_mpi
 from tests.support.processes import run
-from tests.support.profile import takes_minutes
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ import pytest
 import mpidist as md
 from mpidist.recovery.run import elastic
 from tests.support import elastic_chaos, processes
+from tests.support.how_long import takes_minutes
 from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
-from tests.support.profile import takes_minutes
 
 STEPS = 40
 TORCH = ("ddp", "zero", "torch")

@@ -10,7 +10,7 @@ from mpidist.errors import MpidistError
 from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithms, find, prove
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
-from tests.support.profile import takes_minutes
+from tests.support.how_long import takes_minutes
 
 # How values are combined is judged by the machine alone.
 ALGORITHMS = [

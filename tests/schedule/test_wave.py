@@ -12,7 +12,7 @@ from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
-from tests.support.profile import takes_minutes
+from tests.support.how_long import takes_minutes
 
 # How values are combined is judged by the machine alone.
 ALGORITHMS = [replace(a, at_once=False, tree=False) for a in algorithms()]

@@ -12,7 +12,7 @@ import pytest
 from mpidist.operations import find_op
 from mpidist.shared_memory import compiled, fold
 from mpidist.shared_memory.exact import combine_exactly
-from tests.support.profile import takes_minutes
+from tests.support.how_long import takes_minutes
 
 FORMATS = {  # digits, exponent of the smallest number, word
     "float16": (11, -24, np.uint16),
