@@ -108,11 +108,18 @@ def missing(steps: Sequence[Steps], size: int) -> str:
 
 def newest(offers: Sequence[Mapping[Ranks, Steps]]) -> tuple[Ranks, int] | None:
     """Return the last ranks of which a step is complete, and that step; None if there are none."""
-    for ranks in sorted({ranks for offer in offers for ranks in offer}, reverse=True):
+    there = []
+    for ranks in {ranks for offer in offers for ranks in offer}:
         steps = complete([offer.get(ranks, {}) for offer in offers], ranks.size)
-        if steps:
-            return ranks, max(steps)
-    return None
+        there += [(ranks, max(steps))] if steps else []
+
+    # Where a rank was lost within a begin, another one of the same generation followed on fewer
+    # ranks: whichever has come further counts.
+    def order(found: tuple[Ranks, int]) -> tuple[int, ...]:
+        ranks, step = found
+        return ranks.training, ranks.start, ranks.generation, step, -ranks.size
+
+    return max(there, key=order, default=None)
 
 
 def last_step(folder: Path) -> int | None:

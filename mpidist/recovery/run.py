@@ -17,7 +17,7 @@ import numpy as np
 from ..arguments import whole
 from ..communicator import launch, layers
 from ..communicator.communicator import Communicator
-from ..errors import CommunicationError, InvalidArgument, RankFailed
+from ..errors import CommunicationError, InvalidArgument, LaunchError, RankFailed
 from ..measure import counted, format_time
 from . import records
 from .state import State
@@ -229,7 +229,8 @@ class _Job:
         if self.why_not or getattr(error, "echo", False):
             return False
         until = time.monotonic() + KNOWN_WITHIN
-        follows = isinstance(error, (CommunicationError, RuntimeError))
+        # LaunchError: a vault was not to be opened, as that of a rank which just ends.
+        follows = isinstance(error, (CommunicationError, LaunchError, RuntimeError))
         while not self._lost():
             if not follows or time.monotonic() > until:
                 return False

@@ -116,3 +116,13 @@ def test_state_without_copies_is_refused_where_they_are_needed(tmp_path, monkeyp
     assert md.State().copies
     with pytest.raises(InvalidArgument, match="copies=False: under mpidist run --max-restarts"):
         md.State(copies=False)
+
+
+def test_fewer_ranks_of_the_same_generation_that_came_further_count():
+    """They began where a rank was lost in the last exchange of a begin, all having written."""
+    more, fewer = Ranks(1, 0, 1, 3), Ranks(1, 0, 1, 2)
+    steps = {more: dict.fromkeys(range(3), [4]), fewer: dict.fromkeys(range(2), [4, 5, 6])}
+    assert records.newest([steps]) == (fewer, 6)
+    later = {Ranks(1, 0, 2, 2): dict.fromkeys(range(2), [5])}
+    assert records.newest([steps, later]) == (Ranks(1, 0, 2, 2), 5)
+    assert records.newest([{}]) is None
