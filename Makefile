@@ -120,6 +120,7 @@ test-mpich: $(VENV)/.test $(MPICH_VENV)/.test  ## the tests under MPICH
 
 test-gpu: gpu-here $(VENV)/.gpu  ## the tests that need a GPU, on 1, 2 and 4 ranks that may share one; CUDA=13
 	MPIDIST_TEST_GPU=needed $(LAUNCH) openmpi-1 openmpi-2 openmpi-4 --kind cuda $(ARGS)
+	MPIDIST_TEST_GPU=needed $(LAUNCH) serial --path tests/recovery/test_on_gpu.py
 
 gpu-here:
 	@$(PYTHON) tests/gpu_here.py $(CUDA)

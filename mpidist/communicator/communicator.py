@@ -39,7 +39,7 @@ from ..errors import (
 from ..gpu.assignment import use_gpu as choose_gpu
 from ..gpu.ipc import NEEDS as DEVICE_NEEDS
 from ..gpu.messages import GpuMessages
-from ..gpu.service import GpuExecutors
+from ..gpu.service import GpuExecutors, leave_all
 from ..operations import Op, find_op
 from ..schedule.registry import Choice
 from ..selection.choose import Candidate, Candidates, choose
@@ -1173,7 +1173,9 @@ class Communicator:
         self._service.programs.clear()
         if self.traced is not None:
             self.traced.tracing.detach()
+        release = leave_all()
         made = self._backend.survivors(self._without_lost, self.timeout)
+        release()
         self.successor = made
         return made
 

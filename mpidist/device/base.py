@@ -122,8 +122,8 @@ class Device(Protocol):
     def release_shared(self, pointer: int) -> None:
         """Free memory of :meth:`new_shared`, which no other process may have open."""
 
-    def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return an array of a users' library, such as cupy, that does not own its memory."""
+    def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+        """Return an array of a users' library, such as cupy, that keeps the memory's owner."""
 
     def finish(self) -> None:
         """Wait on the host for all work queued on any stream."""

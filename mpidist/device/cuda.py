@@ -41,10 +41,12 @@ def _allocate(nbytes: int) -> int:
     return runtime.malloc(nbytes)
 
 
-def _wrapped(pointer: int, shape: tuple[int, ...], dtype: np.dtype, number: int) -> Any:
-    """Return a cupy array at an address of a device, which it does not own."""
+def _wrapped(
+    pointer: int, shape: tuple[int, ...], dtype: np.dtype, number: int, owner: Any = None
+) -> Any:
+    """Return a cupy array at an address of a device, which keeps the owner of the memory alive."""
     nbytes = math.prod(shape) * dtype.itemsize
-    memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), None, number)
+    memory = cupy.cuda.UnownedMemory(pointer, max(nbytes, 1), owner, number)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
@@ -234,9 +236,9 @@ class CudaDevice:
         """Free memory of :meth:`new_shared`."""
         runtime.free(pointer)
 
-    def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a cupy array that does not own its memory."""
-        return _wrapped(pointer, shape, dtype, self.number)
+    def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+        """Return a cupy array that keeps the owner of its memory alive."""
+        return _wrapped(pointer, shape, dtype, self.number, owner)
 
     def write_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue the write of a 32-bit word; the driver puts a memory barrier before it."""

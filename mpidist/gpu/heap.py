@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +28,38 @@ _WORD = 4  # bytes of a counter
 _COUNT_LIMIT = 1 << 32
 
 
+class DevicePart:
+    """The part of an allocation that is in this rank's memory.
+
+    Once all ranks have `left` the allocation, after a loss, it is released with its last array.
+    """
+
+    def __init__(self, device: Device, pointer: int):
+        self._device, self._pointer, self.left = device, pointer, False
+
+    def release(self) -> None:
+        """Release the memory."""
+        pointer, self._pointer = self._pointer, 0
+        self._device.release_shared(pointer)
+
+    def __del__(self) -> None:
+        if self.left and self._pointer:
+            with suppress(Exception):  # the driver may have been shut down with the interpreter
+                self.release()
+
+
 @dataclass(frozen=True)
 class DeviceAllocation:
     """One symmetric allocation: a part of `nbytes` on every rank's GPU.
 
-    `number` is the same on every rank; `pointers` are the addresses of the parts in this process.
+    `number` is the same on every rank; `pointers` are the addresses of the parts in this process,
+    `part` is this rank's.
     """
 
     number: int
     nbytes: int
     pointers: tuple[int, ...]
+    part: DevicePart
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,7 @@ class DeviceHeap:
         self._make_flags()
         allocation = self._allocate(math.prod(shape) * dtype.itemsize)
         self._allocations.append(allocation)
-        return self.device.wrap(allocation.pointers[self.rank], shape, dtype)
+        return self.device.wrap(allocation.pointers[self.rank], shape, dtype, allocation.part)
 
     def make_slots(self) -> None:
         """Allocate the two slots of every rank; collective, Unsupported on all if one cannot."""
@@ -134,11 +157,41 @@ class DeviceHeap:
 
     def close(self) -> None:
         """Release all allocations; collective."""
+        allocations = self._take_all()
+        if allocations:
+            self._close(allocations)
+
+    def let_go(self) -> None:
+        """Let this rank's streams go on that wait for a lost rank; what they combine is of no use.
+
+        Those that wait for this rank do so as well, on ranks that wait for the lost one.
+        """
+        if self.flags is None:
+            return
+        stream = self.device.new_stream()
+        passed = (self._count + _COUNT_LIMIT // 4) % _COUNT_LIMIT
+        for peer in set(range(self.size)) - {self.rank}:
+            where = self.flags.pointers[self.rank] + peer * _WORD
+            self.device.write_word(where, passed, stream)
+        self.device.release_stream(stream)
+
+    def leave(self) -> list[DevicePart]:
+        """Leave all allocations after the loss of a rank, without communication.
+
+        Returns this rank's parts: `left` may be set once all ranks have come so far.
+        """
+        self.let_go()
+        allocations = self._take_all()
+        if allocations:
+            self.device.finish()
+            self._close_others(allocations)
+        return [allocation.part for allocation in allocations]
+
+    def _take_all(self) -> list[DeviceAllocation]:
         shared = [one for one in (self._slots, self.flags) if one is not None]
         allocations, self._allocations = [*self._allocations, *shared], []
         self._slots = self.flags = None
-        if allocations:
-            self._close(allocations)
+        return allocations
 
     def _make_flags(self) -> None:
         if self.flags is None:
@@ -148,13 +201,16 @@ class DeviceHeap:
         """Close the other ranks' parts of allocations, then release this rank's; collective."""
         self.device.finish()
         self._everyone(None)  # no rank's queued work uses the memory any more
+        self._close_others(allocations)
+        self._everyone(None)  # no rank has it open any more
+        for allocation in allocations:
+            allocation.part.release()
+
+    def _close_others(self, allocations: list[DeviceAllocation]) -> None:
         for allocation in allocations:
             for rank, pointer in enumerate(allocation.pointers):
                 if rank != self.rank:
                     self.device.close_shared(pointer)
-        self._everyone(None)  # no rank has it open any more
-        for allocation in allocations:
-            self.device.release_shared(allocation.pointers[self.rank])
 
     def _allocate(self, nbytes: int) -> DeviceAllocation:
         """Allocate a part on every rank, and open all parts in each process; collective.
@@ -182,9 +238,9 @@ class DeviceHeap:
             self._release_failed(own, pointers)
             raise
         self._last_number += 1
-        return DeviceAllocation(
-            self._last_number, length, tuple(pointers[rank] for rank in range(self.size))
-        )
+        everywhere = tuple(pointers[rank] for rank in range(self.size))
+        part = DevicePart(self.device, own[0])
+        return DeviceAllocation(self._last_number, length, everywhere, part)
 
     def _release_failed(self, own: tuple[int, bytes] | None, pointers: dict[int, int]) -> None:
         """Close and release the memory of an allocation that failed on some rank; collective.

@@ -23,7 +23,7 @@ from ..errors import Unsupported
 from ..operations import is_mean
 from ..schedule.registry import Choice, find
 from ..selection.names import IPC, IPC_SLOTS
-from .executor import GpuExecutor
+from .executor import Completion, GpuExecutor
 from .heap import SLOT_BYTES, DeviceHeap
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}
@@ -49,14 +49,16 @@ class IpcExecutor(GpuExecutor):
     and wait for.
 
     Before anything is queued the ranks meet on the host, within the deadline, so a missing rank is
-    named.  If a rank dies afterwards, the streams of the others wait until the job ends.  No kernel
-    spins, so ranks may share a GPU.  Results have the bits of the same schedule on the host, but
+    named.  If a rank dies afterwards, the streams of the others wait until the job ends; where the
+    others are to go on, each call waits on the host until it is complete.  No kernel spins, so
+    ranks may share a GPU.  Results have the bits of the same schedule on the host, but
     for complex products, and the sign of a zero among the largest or smallest.
     """
 
     def __init__(self, unavailable: str | None, heap: DeviceHeap, service: Service):
         super().__init__(unavailable)
         self._heap, self._device = heap, heap.device
+        self._completion = Completion(service, heap.let_go)
         self._plans = Plans([range(heap.size)], service.arity, service.pipelining)
         self._event = self._device.event()
 
@@ -114,6 +116,7 @@ class IpcExecutor(GpuExecutor):
         last.record(stream)
         for other in others:
             last.block(other)
+        self._completion.wait(call, last)
         return stream
 
     def _queue(self, call: Call, plan: Plan, stream: int) -> None:

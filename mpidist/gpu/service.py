@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from .executors import (
     this_rank,
     why_not_each,
 )
-from .heap import DeviceHeap
+from .heap import DeviceHeap, DevicePart
 from .ipc import NEEDS, Ipc, IpcSlots
 from .nccl.backend import has_sum
 from .nccl.executor import Nccl
@@ -78,6 +79,7 @@ class GpuExecutors:
         if self.uses_nccl:
             required |= {(NATIVE, False): NCCL, (NATIVE, True): NCCL}
         service.add(executors, required, takes_turns(ranks))
+        _in_use.add(self)
 
     def _exchange(self, everyone: Callable[[Any], list[Any]], native: bool) -> list[RankProperties]:
         """Exchange and return the properties of all ranks; an error on one is raised on all."""
@@ -140,8 +142,31 @@ class GpuExecutors:
         self.key(x)
         self._heap.free(as_device_array(x, self._service.backend.rank))
 
+    def leave(self) -> list[DevicePart]:
+        """End the use after the loss of a rank, without communication; see `DeviceHeap.leave`."""
+        self._nccl.leave()
+        return self._heap.leave()
+
     def close(self) -> None:
         """Release all resources; collective."""
         self._nccl.close()
         self._heap.close()
         self._staged.close()
+
+
+_in_use: weakref.WeakSet[GpuExecutors] = weakref.WeakSet()  # of all communicators of this process
+
+
+def leave_all() -> Callable[[], None]:
+    """End the use of GPUs on all communicators of this process, which a loss has made useless.
+
+    Returns what releases this rank's memory, with the last arrays there, once all have come here.
+    """
+    parts = [part for service in list(_in_use) for part in service.leave()]
+    _in_use.clear()
+
+    def release() -> None:
+        for part in parts:
+            part.left = True
+
+    return release

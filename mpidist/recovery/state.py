@@ -19,6 +19,7 @@ from ..checkpoint.state import state_of
 from ..checkpoint.tree import Leaf, flatten, merge, unflatten
 from ..communicator import layers
 from ..communicator.communicator import Communicator
+from ..device.recognise import is_on_device, on_host
 from ..errors import CommunicationError, InvalidArgument, MpidistError
 from ..frameworks.base import Remove, WeakHook, dtype_name, find_dtype, framework_of, library
 from ..frameworks.generators import source_of
@@ -47,6 +48,27 @@ def packed(value: Any, name: str) -> Packed:
         for path, leaf in leaves.items()
     }
     return tree, arrays
+
+
+def _in_host_memory(array: Any) -> np.ndarray:
+    """Return a numpy copy of an array of any library."""
+    return np.array(framework_of(array).as_array(on_host(array)))
+
+
+def _copy_of(array: Any) -> Any:
+    """Return a copy where the array is: on a GPU it is queued there, and the host does not wait."""
+    return array.clone() if library(array) == "torch" else array.copy()
+
+
+def _set(array: Any, value: Any) -> None:
+    """Set the elements of an array of any library to those of one in the same or in host memory."""
+    if library(array) == "torch":
+        value = value if library(value) == "torch" else convert(value, "torch", value.shape)
+        array.detach().copy_(value)  # a leaf of autograd, too
+    elif is_on_device(array) and not is_on_device(value):
+        array.set(value)
+    else:
+        array[...] = value
 
 
 def _place(leaf: Leaf) -> tuple[int, tuple[int, ...], bool]:
@@ -156,10 +178,7 @@ class Kept:
                 f"{self.name} has shape {np.shape(self.value)}, and that of the last commit had "
                 f"{np.shape(state)}: expected the same, or State.parts({self.name!r})"
             )
-        if library(self.value) == "torch":
-            self.value.detach().copy_(state)  # a leaf of autograd, too
-        else:
-            self.value[...] = state
+        _set(self.value, state)
 
     def forget_gradients(self) -> None:
         """Set the gradients to None: they may be sums of some ranks only."""
@@ -317,7 +336,7 @@ class State:
             kind = GENERATOR
         elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             kind = MODEL if model or optimizer or isinstance(value, ZeroOptimizer) else SMALL
-        elif isinstance(value, np.ndarray) or library(value) is not None:
+        elif isinstance(value, np.ndarray) or is_on_device(value) or library(value) is not None:
             kind = MODEL
         else:
             raise InvalidArgument(
@@ -514,7 +533,7 @@ class State:
     def _own_buffers(self, alike: bool = False) -> dict[str, list[Any]]:
         """Return the buffers of models, by model: of those that the ranks have alike on demand."""
         found = {
-            k.name: [np.array(b) for b in k.read_buffers()]
+            k.name: [_in_host_memory(b) for b in k.read_buffers()]
             for k in self._of_kind(MODEL)
             if alike or id(k.value) not in self._alike
         }
@@ -805,7 +824,7 @@ class State:
             for kept in self._of_kind(MODEL):
                 if self._forwarded:
                     for array, saved in zip(kept.read_buffers(), kept.buffers):
-                        array[...] = saved
+                        _set(array, saved)
         # Each rank's own state: that of the rank whose place it has, from whoever can read it.
         new = [r for r in range(comm.size) if newest not in told[r].ranks]
         holders = {
@@ -869,7 +888,7 @@ class State:
     def _set_buffers(self, buffers: Mapping[str, list[Any]]) -> None:
         for name in buffers.keys() & self._kept.keys():
             for array, saved in zip(self._kept[name].read_buffers(), buffers[name]):
-                array[...] = saved
+                _set(array, saved)
 
     def _apply(
         self,
@@ -960,7 +979,7 @@ class State:
 
     def _save_buffers(self) -> None:
         for kept in self._of_kind(MODEL):
-            kept.buffers = [np.array(array) for array in kept.read_buffers()]
+            kept.buffers = [_copy_of(array) for array in kept.read_buffers()]
 
     def _observe_buffers(self) -> None:
         """Save buffers at a commit, of models whose forwards are not told."""

@@ -108,7 +108,9 @@ def chaos(wrapper: str, losses: int, seed: int) -> None:
     """Have as many losses, in jobs of up to eight, and print a line for each job."""
     ranks, steps = RANKS.get(wrapper, 3), STEPS.get(wrapper, 800)
     random.seed(seed)
-    _, _, (expected, *others) = train(wrapper, steps, ranks, 1)
+    finished, _, done = train(wrapper, steps, ranks, 1)
+    assert len(done) == ranks, finished.output
+    expected, *others = done
     assert others == [expected] * (ranks - 1), (expected, others)
     survived, jobs, begun, took = 0, 0, time.monotonic(), [0.0]
     while survived < losses:

@@ -17,6 +17,7 @@ import numpy as np
 
 import mpidist as md
 from mpidist import nn
+from mpidist.gpu.heap import DeviceHeap
 
 WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
 WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0"))
@@ -24,6 +25,7 @@ START = os.environ.get("MPIDIST_RESTART", "0")
 FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
 KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
 HOW = os.environ.get("HOW", "kill")
+DEVICE = os.environ.get("DEVICE", "cpu")
 _seen: dict[str, int] = {}
 
 
@@ -194,9 +196,18 @@ def torch_training(wrapper):
     torch.set_num_threads(1)
     torch.manual_seed(100 + WORLD)
     layers = [torch.nn.Linear(10, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2)]
-    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(32, 3))
+    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(32, 3)).to(DEVICE)
     loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=5)
     objects = {"net": net, "rng": torch}
+    if DEVICE == "cuda":
+        objects["rng of the GPU"] = torch.cuda
+        barrier = DeviceHeap.barrier
+
+        def told(heap, awaits, stream):
+            at("barrier")  # all ranks have come to the call, and this one's stream never arrives
+            barrier(heap, awaits, stream)
+
+        DeviceHeap.barrier = told
     if wrapper != "zero":
         optimizer = objects["optimizer"] = torch.optim.AdamW(net.parameters(), 1e-2)
         objects["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
@@ -216,7 +227,7 @@ def torch_training(wrapper):
         while state.step < STEPS:
             for x, y in data:
                 step.zero_grad()
-                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss = torch.nn.functional.mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
                 at("before")
                 loss.backward()
                 at("after")
@@ -226,7 +237,7 @@ def torch_training(wrapper):
                 commit(state)
                 if state.step >= STEPS:
                     break
-        done(comm, state, [p.detach().numpy() for p in net.parameters()])
+        done(comm, state, [p.detach().cpu().numpy() for p in net.parameters()])
         if wrapper == "torch":
             dist.destroy_process_group()
 

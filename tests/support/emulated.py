@@ -421,10 +421,14 @@ class EmulatedDevice(Shared):
         made._memory[...] = values
         return made
 
-    def wrap(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> EmulatedArray:
-        """Return an array on shared memory."""
+    def wrap(
+        self, pointer: int, shape: tuple[int, ...], dtype: np.dtype, owner: object
+    ) -> EmulatedArray:
+        """Return an array on shared memory, which its owner keeps."""
         memory = self.view(pointer, int(np.prod(shape, dtype=np.int64)), dtype)
-        return EmulatedArray(memory.reshape(shape), self)
+        made = EmulatedArray(memory.reshape(shape), self)
+        made.owner = owner
+        return made
 
     def finish(self) -> None:
         """Run the work queued on all streams."""

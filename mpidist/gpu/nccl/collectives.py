@@ -12,9 +12,10 @@ from ...backends.program import Action
 from ...calls.call import Call
 from ...calls.prepare import with_copied_input
 from ...device.array import DeviceArray
-from ...device.base import InFlight
+from ...device.base import Event, InFlight
 from ...errors import CommunicationError, UnsupportedDtype
 from ...operations import loses_nan
+from ..executor import Completion
 from .backend import NcclBackend, type_of
 from .watch import NcclWatch, Queued
 
@@ -49,8 +50,13 @@ class NcclQueue:
     ``broke(error, operation)`` breaks the communicator after NCCL was aborted, in any thread.
     """
 
-    def __init__(self, backend: NcclBackend, broke: Callable[[CommunicationError, str], object]):
-        self.backend, self.device = backend, backend.device
+    def __init__(
+        self,
+        backend: NcclBackend,
+        broke: Callable[[CommunicationError, str], object],
+        completion: Completion,
+    ):
+        self.backend, self.device, self._completion = backend, backend.device, completion
         self._event = self.device.event()
         self._last: Any = self.device.event()  # of the last call, whose stream may be gone by now
         self._side_stream: int | None = None
@@ -78,6 +84,7 @@ class NcclQueue:
         event = self._watch(call, stream, timeout)
         if scratch:
             self._scratch.hold(event, [scratch, *arrays])
+        self._completion.wait(call, event)
 
     def begin(
         self, call: Call, timeout: float | None, check: Action
@@ -98,6 +105,7 @@ class NcclQueue:
         self._scratch.hold(event, [scratch, *arrays])
 
         def end() -> None:
+            self._completion.wait(call, event)
             for stream in {a.stream for a in arrays}:
                 event.block(stream)
 
@@ -129,7 +137,7 @@ class NcclQueue:
 
     def _watch(
         self, call: Call, stream: int, timeout: float | None, check: Action | None = None
-    ) -> Any:
+    ) -> Event:
         self._last = event = self.device.event()
         event.record(stream)
         end = None if timeout is None else time.monotonic() + timeout

@@ -12,7 +12,7 @@ from ...engine.service import Service
 from ...errors import CommunicationError
 from ...schedule.registry import Choice
 from ...selection.names import NCCL
-from ..executor import GpuExecutor
+from ..executor import Completion, GpuExecutor
 from ..heap import DeviceHeap
 from ..ipc import is_symmetric
 from .backend import NcclBackend, Ranks
@@ -51,7 +51,8 @@ class Nccl(GpuExecutor):
         """Start NCCL before a call begins: the start itself makes collective calls."""
         backend = self._service.backend
         ranks = Ranks(backend.rank, backend.size, self._everyone)
-        self._queue = NcclQueue(NcclBackend(ranks), self._broke)
+        nccl = NcclBackend(ranks)
+        self._queue = NcclQueue(nccl, self._broke, Completion(self._service, nccl.abort))
         self.ready = True
 
     def _broke(self, error: CommunicationError, operation: str) -> None:
@@ -87,6 +88,11 @@ class Nccl(GpuExecutor):
         program = library_call(lambda: queue.serve(call, timeout))
         program.queue = lambda check: queue.begin(call, timeout, check)
         return program
+
+    def leave(self) -> None:
+        """Abort NCCL, if it was started, after the loss of a rank; without communication."""
+        if self._queue is not None:
+            self._queue.backend.abort()
 
     def close(self) -> None:
         """Destroy NCCL's communicator, if it was started; collective."""

@@ -1,0 +1,24 @@
+"""Training on a GPU, which ranks share, goes on after a loss.  Skipped where there is no GPU."""
+
+import pytest
+
+from tests.support.elastic_chaos import train
+from tests.support.gpu_kits import NEEDS_GPU
+
+pytestmark = [NEEDS_GPU, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize("executor", ["", "ipc_slots"])
+@pytest.mark.parametrize("wrapper", ["ddp", "zero", "torch"])
+def test_killed_rank_leaves_same_bits(wrapper, executor):
+    """Before, in and behind a call, in which a stream would wait for the lost rank for ever."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    where = {"DEVICE": "cuda"} | ({"MPIDIST_GPU": executor} if executor else {})
+    finished, _, undisturbed = train(wrapper, 40, 2, 2, **where)
+    assert len(undisturbed) == 2 and len(set(undisturbed)) == 1, finished.output
+    points = ["before", "after", *["barrier"] * (executor != "")]
+    for point in points:
+        kills = f"1:{point}:15 0:{point}:40" if point == "barrier" else f"1:{point}:5 0:{point}:15"
+        finished, _, done = train(wrapper, 40, 2, 2, KILL=kills, **where)
+        assert done == undisturbed, (point, finished.output)
+        assert finished.output.count("was killed by signal 9") >= 2, (point, finished.output)
