@@ -1,4 +1,7 @@
-"""Kill ranks of an elastic training at random moments: ``elastic_chaos.py WRAPPER KILLS [SEED]``.
+"""Kill ranks of an elastic training: ``elastic_chaos.py WRAPPER LOSSES [SEED]``, at random moments.
+
+``elastic_chaos.py WRAPPER lines [STRIDE]`` kills them at each line of mpidist, or each STRIDE-th,
+that they run in a step: before each word of a board, each call of MPI, each write to a vault.
 
 The losses of a job come one after another, each some time after training has gone on, and each
 has a spare to take the place.  The weights at the end must be, bit for bit, those without a loss.
@@ -104,14 +107,38 @@ def seconds_of(output: str) -> list[float]:
     return [float(n.replace(",", "")) * {"µs": 1e-6, "ms": 1e-3, "s": 1}[unit] for n, unit in found]
 
 
+def undisturbed(wrapper: str, steps: int, ranks: int, **env: str) -> tuple[str, str]:
+    """Return what each rank says at the end without a loss, and the output of the job."""
+    finished, _, done = train(wrapper, steps, ranks, 1, **env)
+    assert len(done) == ranks and len(set(done)) == 1, finished.output
+    return done[0], finished.output
+
+
+def at_each_line(wrapper: str, stride: int) -> None:
+    """Have three losses a job, each at another line of a step of another rank."""
+    ranks, steps = RANKS.get(wrapper, 3), 10 * (RANKS.get(wrapper, 3) + 2)
+    expected, output = undisturbed(wrapper, steps, ranks, KILL="9:line:1")
+    most = max(int(count) for count in re.findall(r"^lines (\d+)$", output, re.MULTILINE))
+    bad, begun = 0, time.monotonic()
+    for number in range(1, most + 1, stride):
+        kills = " ".join(f"{r}:line:{number + r}" for r in range(ranks))
+        finished, _, done = train(wrapper, steps, ranks, ranks, KILL=kills)
+        good = finished.status == 0 and set(done) == {expected}
+        bad += not good
+        if not good:
+            print(f"{wrapper}: BAD at {kills}", finished.output, expected, done, flush=True)
+    count, minutes = len(range(1, most + 1, stride)), (time.monotonic() - begun) / 60
+    print(
+        f"{wrapper}: {most} lines a step; {ranks} losses in each of {count} jobs: "
+        f"{count - bad} good, {bad} bad, in {minutes:.0f} min"
+    )
+
+
 def chaos(wrapper: str, losses: int, seed: int) -> None:
     """Have as many losses, in jobs of up to eight, and print a line for each job."""
     ranks, steps = RANKS.get(wrapper, 3), STEPS.get(wrapper, 800)
     random.seed(seed)
-    finished, _, done = train(wrapper, steps, ranks, 1)
-    assert len(done) == ranks, finished.output
-    expected, *others = done
-    assert others == [expected] * (ranks - 1), (expected, others)
+    expected, _ = undisturbed(wrapper, steps, ranks)
     survived, jobs, begun, took = 0, 0, time.monotonic(), [0.0]
     while survived < losses:
         more = min(8, losses - survived)
@@ -134,4 +161,8 @@ def chaos(wrapper: str, losses: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    chaos(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    name, how, *rest = sys.argv[1:]
+    if how == "lines":
+        at_each_line(name, int(rest[0]) if rest else 1)
+    else:
+        chaos(name, int(how), int(rest[0]) if rest else 0)

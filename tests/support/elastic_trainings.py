@@ -3,7 +3,8 @@
 Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
 file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
 comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
-job only.
+job only.  The point "line" is each line of mpidist that rank W runs in step 10 (W + 1), of which
+a step has some hundred: their number is printed as "lines COUNT".
 """
 
 from __future__ import annotations
@@ -52,11 +53,28 @@ def done(comm, state, arrays) -> None:
     say(f"done {found:08x} of {comm.size} ranks at step {state.step}")
 
 
+HERE = str(Path(md.__file__).parent)
+
+
+def _line(frame, event, _):
+    if not frame.f_code.co_filename.startswith(HERE):
+        return None
+    if event == "line":
+        at("line")
+    return _line
+
+
 def commit(state, **values) -> None:
     at("stepped")
     state.commit(**values)
     at("committed")
     say(f"step {state.step}")
+    if "line" in (point for _, point, *_ in KILLS) and state.step == 10 * (WORLD + 1):
+        sys.settrace(_line)
+        sys._getframe(1).f_trace = None
+    elif _seen.get("line") and sys.gettrace():
+        sys.settrace(None)
+        print(f"lines {_seen['line']}", flush=True)
 
 
 X = np.random.default_rng(1).normal(size=(600, 10)).astype(np.float32)
