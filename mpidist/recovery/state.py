@@ -87,6 +87,23 @@ class Joined:
         return convert(self.flat[start:stop].copy(), self.library, (stop - start,))
 
 
+def _is_part(state: Packed) -> bool:
+    """Return whether a state is a part of one of all ranks together: ZeRO's, a pipeline's."""
+    tree, arrays = state
+    return any(not whole for *_, whole in arrays.values()) or _is_divided(tree)
+
+
+def _is_divided(tree: Any) -> bool:
+    """Return whether there is a :class:`Divided` in a JSON tree."""
+    if not isinstance(tree, dict):
+        return False
+    ((kind, inside),) = tree.items() if len(tree) == 1 else (("value", ()),)
+    if kind == "divided":
+        return True
+    entries = [value for _, value in inside] if kind == "dict" else inside
+    return kind in ("dict", "list", "tuple") and any(map(_is_divided, entries))
+
+
 def unpacked(states: Sequence[Packed], name: str) -> Any:
     """Return the state of which each of `states` may be the part of one rank."""
 
@@ -143,7 +160,7 @@ class Kept:
     @property
     def divided(self) -> bool:
         """Whether each rank has a part of the state, and any number of ranks can load the parts."""
-        return getattr(self.value, "takes_slices", False)
+        return getattr(self.value, "takes_slices", False) or hasattr(self.value, "by_stage")
 
     def state(self) -> Any:
         """Return the state, with views of the object's arrays."""
@@ -237,7 +254,8 @@ class State:
     copies : bool, optional
         Whether `commit` copies all objects into memory that outlives this process, a share of
         1 / ranks of those that the ranks have alike.  By default only where it is necessary: with
-        objects in `per_rank`, a :class:`ZeroOptimizer`, and ``mpidist run --max-restarts``.
+        objects in `per_rank`, a :class:`ZeroOptimizer` or :class:`Pipeline`, and
+        ``mpidist run --max-restarts``.
     **objects
         Models, optimizers and whatever else has ``state_dict()`` and ``load_state_dict()``, arrays,
         and random number generators (see :class:`Checkpoint`), by name.  Those that hold a
@@ -325,17 +343,13 @@ class State:
                 f"{name} is a DDP, which holds a communicator: give State the module that it "
                 "wraps, and make the DDP inside of the function"
             )
-        if hasattr(value, "by_stage") or type(value).__name__ == "Pipeline":
-            raise InvalidArgument(
-                f"{name} is a {type(value).__name__}, whose stages are on different ranks: it can "
-                "be saved by a Checkpoint, and not be restored after a loss"
-            )
         model = callable(getattr(value, "parameters", None))
         optimizer = hasattr(value, "param_groups") or hasattr(value, "zero_grad")
+        divided = isinstance(value, ZeroOptimizer) or hasattr(value, "by_stage")
         if source_of(value) is not None:
             kind = GENERATOR
         elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            kind = MODEL if model or optimizer or isinstance(value, ZeroOptimizer) else SMALL
+            kind = MODEL if model or optimizer or divided else SMALL
         elif isinstance(value, np.ndarray) or is_on_device(value) or library(value) is not None:
             kind = MODEL
         else:
@@ -380,7 +394,7 @@ class State:
         name : str
             Its name, another one than those of the other objects.
         made : object
-            The object, such as a shard or a ZeroOptimizer.
+            The object, such as a shard, a ZeroOptimizer or a Pipeline.
         per_rank : bool
             Whether it differs between the ranks.
 
@@ -783,8 +797,8 @@ class State:
             own = [part for content in contents for part in content["own"][name]]
             first_of, behind = (len(own) * r // comm.size for r in (comm.rank, comm.rank + 1))
             self._carried[name] = OWN, own[first_of:behind]
-            if any(not whole for _, arrays in own for *_, whole in arrays.values()):
-                self._give(name, unpacked(own, name))  # each rank had a part of it
+            if any(map(_is_part, own)):
+                self._give(name, unpacked(own, name))
                 continue
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
             if self._same and mine is not None and len(own) == comm.size:

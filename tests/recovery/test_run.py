@@ -146,6 +146,26 @@ def test_zero_deals_the_moments_to_fewer_ranks():
 
 
 @needs_ulfm
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_stages_of_a_pipeline(ranks, point):
+    """Three stages, and two with two replicas each."""
+    survives("pipeline", f"1:{point}:9 {ranks - 1}:{point}:17", ranks, spares=2)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
+def test_stages_are_cut_anew_for_fewer_ranks(ranks):
+    """When nothing is learned any more: they have the weights of all."""
+    finished, done = train("pipeline", f"0:after:{STEPS - 5}", ranks, spares=0)
+    assert finished.status == 0 and len(done) == ranks - 1, finished.output
+    weights = expected("pipeline", ranks).split()[1]
+    assert {
+        line.split()[1:6] == [weights, "of", str(ranks - 1), "ranks", "at"] for line in done
+    } == {True}
+
+
+@needs_ulfm
 def test_exception_ends_the_job():
     """It is no loss: the others would do the same again."""
     finished, done = train("numpy", "1:after:9", how="raise")

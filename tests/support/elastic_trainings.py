@@ -49,7 +49,8 @@ def at(point: str) -> None:
 
 
 def done(comm, state, arrays) -> None:
-    found = zlib.crc32(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays))
+    flat = [a for part in arrays for a in (part if isinstance(part, list) else [part])]
+    found = zlib.crc32(b"".join(np.ascontiguousarray(a).tobytes() for a in flat))
     say(f"done {found:08x} of {comm.size} ranks at step {state.step}")
 
 
@@ -79,6 +80,7 @@ def commit(state, **values) -> None:
 
 X = np.random.default_rng(1).normal(size=(600, 10)).astype(np.float32)
 Y = (X @ np.random.default_rng(2).normal(size=(10, 3))).astype(np.float32)
+SIGNS = (Y[:, 0] > 0).astype(int)
 say(f"pid {WORLD} {os.getpid()}")
 
 
@@ -205,6 +207,38 @@ def buffers_training(how):
     train(md.State(net=net, optimizer=optimizer, rng=rng))
 
 
+def pipeline_training():
+    """Stages of a network, each with an optimizer of its own; on 4 ranks two replicas of each."""
+    layers = [nn.Linear(10, 16, seed=1), nn.ReLU(), nn.Linear(16, 16, seed=2), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(16, 3, seed=3))
+    rng = np.random.default_rng(7)
+
+    @md.elastic
+    def train(comm, state):
+        replicas = 2 if comm.size == 4 else 1
+        grid = md.Grid(comm, pipe=comm.size // replicas)
+        stage = md.partition(model, comm.size // replicas, verbose=False)[grid.pipe_index]
+        chunk = md.DDP(stage, grid.data)
+        pipe = state.keep("pipe", md.Pipeline(chunk, grid.pipe, num_microbatches=4))
+        optimizer = nn.Adam(stage.parameters(), 1e-2)
+        if len(state.parts("optimizer")) in (0, comm.size):  # else the stages are other ones
+            state.keep("optimizer", optimizer, per_rank=True)
+        while state.step < STEPS:
+            optimizer.zero_grad()
+            # At the end nothing is learned any more: then fewer ranks have the same weights, too.
+            optimizer.learning_rate = 1e-2 if state.step < STEPS // 2 else 0.0
+            batch = np.array_split(rng.integers(0, 600, 16), replicas)[grid.data_index]
+            at("before")
+            pipe.step(X[batch], SIGNS[batch], nn.CrossEntropy())
+            at("after")
+            optimizer.step()
+            commit(state)
+        mine = [p.data for p in stage.parameters()] if grid.data_index == 0 else []
+        done(comm, state, comm.allgather_object(mine))
+
+    train(md.State(rng=rng))
+
+
 def torch_training(wrapper):
     """PyTorch: dropout, BatchNorm, a scheduler, a loader; md.DDP, the stock DDP, or ZeRO."""
     import torch
@@ -262,7 +296,12 @@ def torch_training(wrapper):
     train(md.State(**objects))
 
 
-TRAININGS = {"numpy": numpy_training, "rows": rows_training, "nn": nn_training}
+TRAININGS = {
+    "numpy": numpy_training,
+    "rows": rows_training,
+    "nn": nn_training,
+    "pipeline": pipeline_training,
+}
 
 if __name__ == "__main__":
     if WRAPPER in ("keep", "average"):
