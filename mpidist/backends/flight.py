@@ -238,12 +238,10 @@ def _string(content: bytes, at: int, nbytes: int) -> str:
 def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]:
     """Return the operations of the ring, oldest first, and how many entries are torn."""
     texts, found, torn = _texts(content), set(), 0
-    # While this process read, the other may have gone on.
-    newest = count + ENTRIES // 2
 
     def entry(at: int) -> Operation | None:
         stamp, what, time, fingerprint = ENTRY.unpack_from(content, at)
-        number = newest - (newest - stamp) % (1 << 32)
+        number = count + (stamp - count + (1 << 31)) % (1 << 32) - (1 << 31)  # the nearest
         if number < 1 or stamp != stamp_of(number, what, time, fingerprint):
             return None
         text = texts.get(fingerprint, "")
@@ -253,7 +251,9 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
         at = RING_AT + slot * ENTRY.size
         last = count - (count - 1 - slot) % ENTRIES  # the last number that belongs here
         operation = entry(at)
-        if operation is not None and operation.number in (last, last + ENTRIES):
+        # Or a later one: the process may have gone on while this one read, and a thread that was
+        # interrupted as it counted has set the count back to where it was then.
+        if operation and operation.number >= last and (operation.number - last) % ENTRIES == 0:
             found.add(operation)
         else:
             torn += slot < count or any(content[at : at + ENTRY.size])  # else: never written
@@ -261,8 +261,13 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
         operation = entry(at + 8 * LAST)
         if operation is not None:
             found.add(operation)
-    # By time first: where two threads counted at the same moment, some numbers are used twice.
-    return tuple(sorted(found, key=lambda each: (each.time, each.number))), torn
+    # By time first, and those of a track in their own order: where threads count at the same
+    # moment, numbers are used twice, or the count is set back.
+    order = sorted(found, key=lambda each: (each.time, each.number))
+    mine: dict[int, list[Operation]] = {}
+    for each in sorted(found, key=lambda each: -each.sequence):
+        mine.setdefault(each.serial, []).append(each)
+    return tuple(mine[each.serial].pop() for each in order), torn
 
 
 def _texts(content: bytes) -> dict[int, str]:

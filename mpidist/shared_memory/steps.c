@@ -74,8 +74,9 @@ static void store(int64_t *entry, uint64_t stamp, uint64_t what, uint64_t time, 
 /* Record an operation: it is the last that is known of this process if it is killed.
 
    Two threads, on communicators of their own, may take the same number and overwrite each other's
-   entry in the ring, not those in their tracks.  The number is not counted atomically, as that would
-   wait for all stores before it, those to other ranks' cores too. */
+   entry in the ring, not those in their tracks; and one that is interrupted here sets the count back,
+   by all that the other did meanwhile.  Who reads knows (backends/flight.py): the number is not
+   counted atomically, as that would wait for all stores before it, those to other ranks' cores too. */
 static void record(const struct flight *flight, int64_t sequence, int64_t mark)
 {
     struct timespec now;

@@ -1,5 +1,6 @@
 """A flight record is read as it lies in the file: torn, overwritten and foreign ones are told."""
 
+import itertools
 import os
 import random
 import struct
@@ -97,6 +98,24 @@ def test_the_last_operation_of_each_communicator_is_left(recorder):
         recorder.words[RING_AT // 8 + 2000 % 1024 * 4 + word] = value
     record = flight.read(recorder.path)
     assert record.torn == 1 and record.operations[-1].sequence == 1999
+
+
+def test_a_count_that_was_set_back(recorder, monkeypatch):
+    """By a thread that was interrupted as it counted, while others began 2,000 operations."""
+    monkeypatch.setattr("mpidist.backends.recorder.monotonic_ns", lambda: 7)  # all in one tick
+    track, other = recorder.track([2], 0), recorder.track([2], 0)
+    for sequence in range(1, 3001):
+        begin(recorder, track, sequence, "barrier")
+    recorder.numbers = itertools.count(1001)
+    begin(recorder, other, 1, "split")
+    record = flight.read(recorder.path)
+    assert record.count == 1001 and record.torn == 0
+    assert list(record.of(record.tracks[1])) == [1]
+    left = list(record.of(record.tracks[0]))
+    assert left == sorted(left) and len(left) == 1023 and left[-1] == 3000
+    begin(recorder, track, 3001, "barrier")
+    record = flight.read(recorder.path)
+    assert list(record.of(record.tracks[0]))[-2:] == [3000, 3001] and record.torn == 0
 
 
 def test_overwritten_description_is_said(recorder):
