@@ -97,7 +97,7 @@ demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allr
 test: $(VENV)/.test $(MPICH_VENV)/.test  ## serial, Open MPI on 2 and 4 ranks, MPICH on 2, some stress, without the long tests; 7 minutes
 	$(LAUNCH) --short $(ARGS)
 
-test-all: $(VENV)/.all $(MPICH_VENV)/.test  ## every test: also on 1, 3 and 5 ranks, MPICH on 3, Slurm, the docs' commands; 24 minutes
+test-all: $(VENV)/.all $(MPICH_VENV)/.test  ## every test: also on 1, 3 and 5 ranks, MPICH on 3, Slurm, the docs' commands; 24 minutes; ARGS=--rest: what make test leaves out
 	$(LAUNCH) $(ARGS)
 
 test-serial: $(VENV)/.all  ## the tests that need no mpiexec, two on each core; then those that need the machine alone

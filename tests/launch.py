@@ -2,6 +2,7 @@
 
     python tests/launch.py                          # all of them
     python tests/launch.py --short                  # some, without the tests marked long
+    python tests/launch.py --rest                   # what --short leaves out
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
@@ -51,6 +52,7 @@ SECONDS = "launch_seconds.json"
 ALL = ["serial", "alone", *(f"openmpi-{n}" for n in (1, 2, 3, 4, 5)), "mpich-2", "mpich-3"]
 ALL += ["openmpi-4-stress", "openmpi-3-stress-onecore", "openmpi-3-stress-nodes", "slurm"]
 SHORT = ["serial", "openmpi-2", "openmpi-4", "mpich-2", "openmpi-3-stress-onecore"]
+REST = ["serial", *(name for name in ALL if name not in SHORT)]  # no other has tests marked long
 NAMES = r"serial|alone|slurm|(openmpi|mpich|mpi)-[1-9]\d*(-stress(-onecore|-nodes)?)?"
 ONE_PROCESS = ("serial", "alone", "slurm")  # the launches without an mpiexec
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH", "mpi": "MPI"}
@@ -132,6 +134,7 @@ def perform(launch: Launch, options, folder: Path, beside: bool = False) -> None
     jsonl = folder / f"{launch.name}.jsonl"
     chosen = [f"--kind={options.kind or launch.kind}", *(options.paths or ["tests"])]
     chosen += ["-m", "not long"] * options.short
+    chosen += ["-m", "long or docs"] * (options.rest and launch.name in SHORT)
     program = ["-m", "pytest", f"--results={jsonl}", *chosen]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
@@ -210,8 +213,9 @@ class Progress:
         self.names, self.begun = names, time.monotonic()
         self.whole = not (options.paths or options.kind or options.pytest)
         self.measured = json.loads((HERE / SECONDS).read_text(encoding="utf-8"))
-        self.default, self.total = (SHORT, "short") if options.short else (ALL, "all")
-        self.last = last = folder / (f"short_{SECONDS}" if options.short else SECONDS)
+        self.total = "short" if options.short else "rest" if options.rest else "all"
+        self.default = {"short": SHORT, "rest": REST, "all": ALL}[self.total]
+        self.last = last = folder / (SECONDS if self.total == "all" else f"{self.total}_{SECONDS}")
         self.here = json.loads(last.read_text(encoding="utf-8")) if last.exists() else {}
 
     def left(self, names: list[str]) -> str:
@@ -276,14 +280,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--path", action="append", dest="paths", help="files and folders instead of all tests"
     )
-    parser.add_argument(
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
         "--short",
         action="store_true",
         help=f"without the tests marked long; by default in {' '.join(SHORT)}",
     )
+    part.add_argument(
+        "--rest",
+        action="store_true",
+        help="what --short leaves out: there only the tests marked long or docs; by default in "
+        + " ".join(REST),
+    )
     parser.add_argument("--kind", help="of tests, instead of the launch's own: cuda, for instance")
     options = parser.parse_args(arguments[:cut])
-    options.launches = options.launches or list(SHORT if options.short else ALL)
+    default = SHORT if options.short else REST if options.rest else ALL
+    options.launches = options.launches or list(default)
     options.pytest = arguments[cut + 1 :]
     for name in options.launches:
         if not re.fullmatch(NAMES, name):

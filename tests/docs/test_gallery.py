@@ -15,6 +15,7 @@ from mpidist.schedule import algorithms
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 9 << 20  # bytes of all pictures; each is fetched alone
+pytestmark = pytest.mark.docs
 
 
 @pytest.fixture(scope="module")

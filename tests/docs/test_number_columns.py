@@ -14,6 +14,7 @@ TABLE = """
 """
 
 
+@pytest.mark.docs
 def test_numbers_are_marked(monkeypatch):
     """With their head; not the first column, which names the rows, nor one with a text."""
     pytest.importorskip("sphinx", reason="needs sphinx, of the extra docs")

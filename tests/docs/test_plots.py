@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.docs
 
 
 @pytest.fixture(scope="module")

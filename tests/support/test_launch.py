@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ALLOWED_SKIPS, refused
+from tests.conftest import kind_of
+from tests.launch import ALL, ALLOWED_SKIPS, REST, SHORT, refused
 from tests.support import processes
 from tests.support.throwaway import closing, command, launch
 
@@ -61,6 +62,34 @@ def test_every_reason_of_a_skip_is_listed():
         if refused([reason]) and not fnmatch.filter(listed, reason)
     ]
     assert unlisted == []
+
+
+LONG_WITH_RANKS = r"@pytest\.mark\.(long|docs)\n(?:@.*\n)*def test_\w+\([^)]*\bcomm\b"
+
+
+@pytest.mark.parametrize("path", sorted(Path("tests").rglob("test_*.py")), ids=str)
+def test_rest_has_what_short_leaves_out(path):
+    """Of the launches of --short it has serial only: there are the tests marked long, or docs."""
+    text = path.read_text(encoding="utf-8")
+    if kind_of(path) in ("mpi", "cuda"):
+        assert not re.search(r"mark\.(long|docs)\b", text)
+    assert not re.search(LONG_WITH_RANKS, text)
+    if re.search(r"(skip|reason=).*of the extra docs\"\)", text):
+        assert "pytest.mark.docs" in text
+
+
+def test_rest_and_short_are_all_launches(tmp_path):
+    assert {*SHORT, *REST} == set(ALL) and {*SHORT} & {*REST} == {"serial"}
+    suite = """
+import pytest
+@pytest.mark.long
+def test_late(): pass
+@pytest.mark.docs
+def test_page(): pass
+def test_soon(): assert False
+"""
+    status, output = launch(tmp_path, suite, "serial", "--rest")
+    assert status == 0 and closing(output) == "2 passed, 0 failed, 0 skipped"
 
 
 def test_a_crash_is_counted_and_named(tmp_path):

@@ -11,6 +11,9 @@ SETTINGS = """
 [pytest]
 pythonpath = {root}
 addopts = -ra --strict-markers --import-mode=importlib
+markers =
+    long
+    docs
 faulthandler_timeout = {stacks}
 timeout = {limit}
 """
