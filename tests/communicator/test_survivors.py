@@ -65,6 +65,7 @@ def test_another_loss_while_the_rest_go_on(where):
     assert said(done, "left 3") == [0, 1, 2] and not done.status, done.output
 
 
+@pytest.mark.long
 def test_survivors_of_a_part_and_of_all():
     done = lossy(6, "of_a_part")
     assert said(done, "left 5") == [0, 1, 2, 3, 4] and not done.status, done.output
@@ -75,16 +76,19 @@ def test_rank_that_does_not_come_is_named():
     assert said(done, "named") == [0, 3], done.output
 
 
+@pytest.mark.long
 def test_rank_that_has_ended_is_named():
     done = lossy(4, "one_has_ended")
     assert said(done, "named") == [1, 3], done.output
 
 
+@pytest.mark.long
 def test_survivors_have_deadlines_of_their_own():
     done = lossy(3, "much_later")
     assert said(done, "left 2") == [0, 1] and not done.status, done.output
 
 
+@pytest.mark.long
 def test_files_stay_as_many():
     done = lossy(7, "many_losses")
     assert said(done, "left 2") == [0, 1] and not done.status, done.output

@@ -41,7 +41,7 @@ def expected(wrapper, python):
 
 
 @each_mpi
-@pytest.mark.parametrize("wrapper", ["numpy", "rows", "nn"])
+@pytest.mark.parametrize("wrapper", ["numpy", "rows", pytest.param("nn", marks=pytest.mark.long)])
 def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
     """Killed also before the second start has committed anything."""
     before = folders()

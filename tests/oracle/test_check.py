@@ -93,6 +93,7 @@ def test_check_of_a_missing_script_names_it():
 
 
 @needs_torch
+@pytest.mark.long
 def test_check_of_a_clean_torch_training_finds_it_equal():
     Checked("torch", "clean", "optimizer=adam").assert_equal()
 

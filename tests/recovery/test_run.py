@@ -19,6 +19,12 @@ from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
 STEPS = 40
 TORCH = ("ddp", "zero", "torch")
 needs_ulfm = pytest.mark.skipif(not tolerant(), reason="needs Open MPI")
+LONG = pytest.mark.long
+
+
+def late(*values):
+    """One of many cases, which `make test` leaves out."""
+    return pytest.param(*values, marks=LONG)
 
 
 def train(wrapper, kills="", ranks=3, spares=1, how="kill", steps=STEPS, **env):
@@ -48,7 +54,7 @@ def survives(wrapper, kills, ranks=3, spares=1, how="kill"):
 
 
 @needs_ulfm
-@pytest.mark.parametrize("point", ["before", "after", "stepped", "committed"])
+@pytest.mark.parametrize("point", ["before", late("after"), "stepped", late("committed")])
 def test_spare_takes_the_place(point):
     output = survives("numpy", f"1:{point}:20")
     assert re.search(
@@ -65,10 +71,10 @@ def test_spare_takes_the_place(point):
     "kills, spares",
     [
         ("0:before:1", 1),  # rank 0, before there is a commit
-        ("2:committed:40", 1),  # behind the last step
+        late("2:committed:40", 1),  # behind the last step
         ("0:before:5 2:before:5", 2),  # two at once
-        ("1:before:5 3:before:3", 2),  # the first spare, later
-        ("0:after:5 3:before:1", 2),  # the first spare, at once
+        late("1:before:5 3:before:3", 2),  # the first spare, later
+        late("0:after:5 3:before:1", 2),  # the first spare, at once
     ],
 )
 def test_any_rank_at_any_time(kills, spares):
@@ -82,7 +88,7 @@ def test_however_it_ends(how):
 
 
 @needs_ulfm
-@pytest.mark.parametrize("wrapper", ["rows", "nn"])
+@pytest.mark.parametrize("wrapper", ["rows", late("nn")])
 def test_other_states(wrapper):
     survives(wrapper, "2:after:11")
 
@@ -95,26 +101,22 @@ def test_buffers_rates_and_modes(how, kills):
 
 
 @needs_ulfm
+@pytest.mark.long
 def test_copies_are_whole_when_the_spare_is_lost_before_its_first_commit():
     """Its record has what `keep` has not yet restored, too."""
     survives("rows", "0:after:5 3:before:1", spares=2)
 
 
 @needs_ulfm
-@pytest.mark.parametrize("kills", ["1:before:1", "1:after:1", "0:before:1 3:before:1"])
+@pytest.mark.parametrize("kills", ["1:before:1", late("1:after:1"), late("0:before:1 3:before:1")])
 def test_copies_are_there_before_the_first_commit(kills):
     """Objects of `keep` are the first that need them."""
     survives("rows", kills, spares=2)
 
 
-LONG = pytest.mark.long
-
-
 @needs_ulfm
-@pytest.mark.parametrize(
-    "wrapper, ranks",
-    [("ddp", 3), pytest.param("zero", 3, marks=LONG), pytest.param("torch", 2, marks=LONG)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2)])
 def test_wrappers_of_pytorch(wrapper, ranks):
     survives(wrapper, "1:after:11", ranks)
 
@@ -128,7 +130,7 @@ def test_wrappers_at_each_point(wrapper, ranks, point):
 
 
 @needs_ulfm
-@pytest.mark.parametrize("wrapper", ["numpy", "rows", "nn"])
+@pytest.mark.parametrize("wrapper", ["numpy", late("rows"), late("nn")])
 def test_without_a_spare_fewer_go_on(wrapper):
     finished, done = train(wrapper, "0:after:9 2:before:20", spares=0)
     assert finished.status == 0, finished.output

@@ -152,6 +152,7 @@ def test_a_failed_import_is_told_each_time(who):
     assert done.stdout.splitlines() == [*told, names], done.stderr
 
 
+@pytest.mark.long
 def test_an_entry_point_that_fails():
     """It must not end ``import torch``; and its variable turns it off."""
     code = (
