@@ -17,7 +17,8 @@ def test_a_crashed_node(cluster, mpi, user, tmp_path, launcher):
     said = cluster.show(job)
     names = cluster.run("scontrol", "show", "hostnames", said["NodeList"]).output.split()
     node = next(name for name in names if name != said["BatchHost"])
-    cluster.crash(node)
+    # The monitors first: they would tell of their ranks' ends, as they cannot without power.
+    cluster.crash(node, first="rank_process.py")
     try:
         done = cluster.wait(job, DEADLINE, completing=True)
         assert done.exit_code != "0:0", f"{done.state}\n{done.output}"

@@ -191,14 +191,23 @@ class Cluster:
         pid = str(self.pids[node])
         return ["nsenter", "-t", pid, *SPACES, f"--wd={os.getcwd()}", *command]
 
-    def crash(self, node: str) -> None:
-        """Let a node lose its power: every process on it is killed."""
+    def crash(self, node: str, first: str = "") -> None:
+        """Let a node lose its power: every process on it is killed.
+
+        One after the other, so what is left still tells of the others' ends: those with `first` in
+        their commands are gone before the next.
+        """
         space = os.readlink(f"/proc/{self.pids[node]}/ns/uts")
         deadline = time.monotonic() + PATIENCE
-        while left := [pid for pid in self._inhabitants({space}) if pid != self.pids[node]]:
-            kill(left)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {left} on {node} do not die")
+        for word in (first, ""):
+            while left := [
+                pid
+                for pid in self._inhabitants({space})
+                if pid != self.pids[node] and word in words_of(pid)
+            ]:
+                kill(left)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"processes {left} on {node} do not die")
 
     def environment(self, **env: str) -> dict[str, str]:
         """Give the environment in which both MPI libraries use the nodes and the link."""
