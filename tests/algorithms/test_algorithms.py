@@ -1,4 +1,4 @@
-"""Every registered algorithm: proved for sizes 1 to 33, every root and arity, and counted."""
+"""Every registered algorithm: proved for sizes 1 to 33, with roots and arities, and counted."""
 
 from math import ceil, log2
 
@@ -7,6 +7,7 @@ import pytest
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import Unsupported
 from mpidist.schedule import algorithms, prove
+from tests.support.how_long import roots
 
 SIZES = range(1, 34)
 ARITIES = (2, 3, 4, 8)
@@ -178,7 +179,7 @@ FORMS = {
 
 def settings(algorithm, size):
     """Roots and arities to prove an algorithm with."""
-    for root in range(size) if algorithm.contract.rooted else (0,):
+    for root in roots(algorithm, size):
         for arity in ARITIES if "arity" in algorithm.uses else (2,):
             yield root, arity
 

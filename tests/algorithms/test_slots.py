@@ -9,6 +9,7 @@ from mpidist.errors import ScheduleError, Unsupported
 from mpidist.schedule import Meet, algorithms, find, prove
 from mpidist.schedule.contract import COLLECTIVES
 from mpidist.schedule.unrolled import Strands, materialise
+from tests.support.how_long import roots
 from tests.support.interleavings import Interleaving
 
 SHIPPED = [a for a in algorithms(one_sided=True) if a.memory is not None]
@@ -64,10 +65,6 @@ FORMS = {
 
 def names(algorithm):
     return algorithm.label.replace(" ", "-")
-
-
-def roots(algorithm, size):
-    return range(size) if algorithm.contract.rooted else (0,)
 
 
 @pytest.mark.parametrize("algorithm", SHIPPED, ids=names)
