@@ -147,7 +147,7 @@ class Job:
         program = [str(Path(__file__).resolve()), "--train", training, "--parameters", str(count)]
         if training == "torchrun":
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            start += ["--nproc-per-node", str(ranks), "--max-restarts", "3"]
+            start += ["--nproc-per-node", str(ranks), "--max-restarts", "10"]
         else:
             start = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(ranks), *arguments]
         env = {**os.environ, "LOSSES": str(self.folder), "SAVED": str(folder / "saved.pt")}

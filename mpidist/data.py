@@ -33,6 +33,9 @@ class Order:
         What to do if the ranks would get unequal numbers of samples: repeat some on the last
         ranks, leave the last samples out, or keep the numbers unequal, which needs
         :meth:`DDP.join` in training.
+    block : int
+        Number of samples that go to the ranks in order, each a range of as many; 0 for single
+        samples by turns.
 
     Attributes
     ----------
@@ -43,16 +46,29 @@ class Order:
         many as this one.
     """
 
-    def __init__(self, count: int, comm: Communicator, shuffle: bool, seed: int, uneven: str):
+    def __init__(
+        self,
+        count: int,
+        comm: Communicator,
+        shuffle: bool,
+        seed: int,
+        uneven: str,
+        block: int = 0,
+    ):
         self.count, self.shuffle, self.seed, self.uneven = count, shuffle, seed, uneven
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size, self.block = comm.rank, comm.size, block
         self.epoch, self.position = 0, 0
 
+    @property
+    def together(self) -> int:
+        """Number of samples that all ranks take before each has taken as many as the others."""
+        return self.block or self.size
+
     def _samples(self) -> np.ndarray:
-        """Return the indices of the samples left in this epoch; rank r of p takes [r], [r + p], ….
+        """Return the indices of the samples left in this epoch.
 
         With `uneven` "drop" or "repeat" the array is cut, or filled with repeats, to a multiple of
-        the number of ranks.
+        what all ranks take together.
         """
         if self.shuffle:
             order = np.random.default_rng((self.seed, self.epoch)).permutation(self.count)
@@ -60,21 +76,34 @@ class Order:
             order = np.arange(self.count)
         left = order[self.position :]
         if self.uneven == "drop":
-            return left[: len(left) // self.size * self.size]
+            return left[: len(left) // self.together * self.together]
         if self.uneven == "repeat" and len(left):
             # Repeats come from the begin of the epoch: the same ones wherever it was resumed.
-            return np.concatenate([left, np.resize(order, -len(left) % self.size)])
+            return np.concatenate([left, np.resize(order, -len(left) % self.together)])
         return left
+
+    def _mine(self) -> np.ndarray:
+        """Return this rank's indices in the rest of the epoch."""
+        samples = self._samples()
+        if not self.block:
+            return samples[self.rank :: self.size]
+        # Two ranks and blocks of 6::
+        #
+        #     samples   0 1 2 3 4 5   6 7 8 9 10 11
+        #     rank      0 0 0 1 1 1   0 0 0 1 1  1
+        return samples.reshape(-1, self.size, self.block // self.size)[:, self.rank].ravel()
 
     def __len__(self) -> int:
         """Return the number of this rank's samples in the rest of the epoch."""
-        return len(self._samples()[self.rank :: self.size])
+        return len(self._mine())
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's indices in the rest of the epoch; at its end, move on to the next."""
-        for index in self._samples()[self.rank :: self.size]:
+        each = self.together // self.size
+        for number, index in enumerate(self._mine(), 1):
             # Before the yield: a state saved in the loop's body has this sample behind it.
-            self.position = min(self.position + self.size, self.count)
+            if number % each == 0:
+                self.position = min(self.position + self.together, self.count)
             yield int(index)
         self.epoch, self.position = self.epoch + 1, 0
 
@@ -155,6 +184,7 @@ def shard(
     shuffle: bool | None = None,
     seed: int = 0,
     uneven: str = "repeat",
+    microbatches: int = 0,
 ) -> Any:
     """Return this rank's part of a data set, a loader of PyTorch, or any iterable.
 
@@ -172,6 +202,10 @@ def shard(
         Seed of the order.
     uneven : {"repeat", "drop", "keep"}
         Whether unequal parts repeat or drop samples, or are kept: see :class:`Order`.
+    microbatches : int
+        Number of items of a sequence, or batches of a loader, that make up a step of all ranks;
+        each takes a range of them, as ``DDP(reproducible=…)`` needs it.  0: single samples go to
+        the ranks by turns.
 
     Returns
     -------
@@ -197,15 +231,22 @@ def shard(
             "of PyTorch, or an iterable with the same order on every rank"
         )
     whole("seed", seed, 0, f"rank {comm.rank}: ")
+    whole("microbatches", microbatches, 0, f"rank {comm.rank}: ")
+    if microbatches and (microbatches % comm.size or uneven == "keep"):
+        raise InvalidArgument(
+            f"rank {comm.rank}: microbatches={microbatches} with uneven={uneven!r} on {comm.size} "
+            "ranks: expected a multiple of the ranks, and 'repeat' or 'drop'"
+        )
     loaders = adapter(library(data), "loader")
-    loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven)
+    loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven, microbatches)
     if loader is not None:
         return loader
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return Samples(data, Order(len(data), comm, bool(shuffle), seed, uneven))
-    if shuffle:
+        return Samples(data, Order(len(data), comm, bool(shuffle), seed, uneven, microbatches))
+    if shuffle or microbatches:
+        wrong = "shuffle=True" if shuffle else f"microbatches={microbatches}"
         raise InvalidArgument(
-            f"rank {comm.rank}: shuffle=True: {type(data).__name__} has no length; expected a "
+            f"rank {comm.rank}: {wrong}: {type(data).__name__} has no length; expected a "
             "sequence or a loader"
         )
     return Stream(data, comm, uneven)

@@ -46,6 +46,48 @@ def test_a_partition(count, size, shuffle, uneven, seed):
             assert len(set(together)) == len(together) == count // size * size
 
 
+@given(
+    st.integers(0, 60),
+    st.sampled_from([2, 3, 4, 6, 12]),
+    st.booleans(),
+    st.sampled_from(["repeat", "drop"]),
+)
+def test_microbatches_are_the_same_on_any_number_of_ranks(count, total, shuffle, uneven):
+    """Each step's, in the order of the ranks; also after a resume on another number of ranks."""
+    options = {"shuffle": shuffle, "uneven": uneven, "microbatches": total}
+
+    def steps(shards):
+        taken = [list(one) for one in shards]
+        each = total // len(shards)
+        of = range(0, len(taken[0]), each)
+        return [[x for one in taken for x in one[k : k + each]] for k in of]
+
+    expected = steps(parts(range(count), 1, **options))
+    assert all(len(step) == total for step in expected)
+    for ranks in (n for n in range(2, total + 1) if total % n == 0):
+        assert steps(parts(range(count), ranks, **options)) == expected
+        begun = parts(range(count), ranks, **options)
+        if len(expected) > 1:
+            for one in begun:
+                items = iter(one)
+                for _ in range(total // ranks):
+                    next(items)
+            (alone,) = parts(range(count), 1, **options)
+            alone.load_state_dict(begun[-1].state_dict())
+            assert steps([alone]) == expected[1:]
+
+
+def test_microbatches_that_cannot_be_dealt_out():
+    for data, options in (
+        (range(10), {"microbatches": 3}),
+        (range(10), {"microbatches": 4, "uneven": "keep"}),
+        ((x for x in range(4)), {"microbatches": 4}),
+        (range(10), {"microbatches": -1}),
+    ):
+        with pytest.raises(InvalidArgument, match="microbatches="):
+            shard(data, Rank(0, 2), **options)
+
+
 def test_the_number_of_the_epoch():
     one = shard(range(10), Rank(0, 2))
     assert one.epoch == 0

@@ -59,6 +59,10 @@ class Arrays:
         names: Callable[[], Any] | None = getattr(module, "named_buffers", None)
         return [] if names is None else list(names())
 
+    def threads(self) -> int:
+        """Return 0: numpy does not tell how many threads its BLAS has."""
+        return 0
+
     def as_array(self, x: Any) -> np.ndarray:
         """Return `x`; InvalidArgument if it is not the memory it shows, as a masked array."""
         return plain(x)

@@ -161,6 +161,9 @@ class Framework(Protocol):
         Those of :meth:`ignored` are left out.
         """
 
+    def threads(self) -> int:
+        """Return the number of threads of an operation of the library; 0 if it is unknown."""
+
     def as_array(self, x: Any) -> np.ndarray:
         """Return a numpy array on the memory of `x`, an array of this library on the host."""
 

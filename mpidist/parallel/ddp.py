@@ -19,7 +19,7 @@ from ..frameworks.base import Remove, WeakHook, adapter, framework_of, library
 from ..measure import counted
 from .autotune import candidates
 from .bucket import Bucket
-from .bucketing import Grouping, on_device
+from .bucketing import Grouping, has_mean, on_device
 from .buffers import BufferSync, broadcast
 from .clip import clip_by_norm
 from .consistency import NotCopyable, Ownership, ParameterGuard, check_alike, check_used
@@ -28,6 +28,7 @@ from .join import Join
 from .recheck import Compute, recheck
 from .reducer import Phase, Reducer
 from .replicas import ReplicaCheck, compare, describe_unlike, unlike
+from .reproducible import Microbatches
 from .stats import Stats
 from .transport import Hook
 
@@ -96,6 +97,10 @@ class DDP(NotCopyable):
     static_graph : bool
         Whether every step uses the parameters that the first one uses, on each rank: the ranks then
         exchange only once which these are.
+    reproducible : int
+        Number of microbatches of a step, on all ranks together, for the same weights on any number
+        of ranks that divides it; 0, the default, for none.  Each rank has as many backward passes
+        in a step, of which the last averages the gradients: see :ref:`same-weights`.
     **others
         For a module of PyTorch, options of its ``DistributedDataParallel``: see :doc:`/torch`.
 
@@ -154,6 +159,7 @@ class DDP(NotCopyable):
         check_replicas: int = 0,
         differing: str = "raise",
         static_graph: bool = False,
+        reproducible: int = 0,
         **others: Any,
     ):
         super().__init__()
@@ -170,6 +176,7 @@ class DDP(NotCopyable):
             "check_replicas": check_replicas,
             "differing": differing,
             "static_graph": static_graph,
+            "reproducible": reproducible,
         }
         check_communicator(comm)
         self.accept_options(others, options, comm.rank)
@@ -195,7 +202,7 @@ class DDP(NotCopyable):
             self.framework,
             [*named, *self._guard.frozen],
             [] if reason else self.framework.buffers(module),
-            {**options, "sparse gradients": sparse},
+            {**options, "sparse gradients": sparse, **self._threads(reproducible)},
             reason or self._ownership.why_not(comm.rank),
         )
         read_buffers = partial(self.framework.buffers, module)
@@ -210,7 +217,23 @@ class DDP(NotCopyable):
                 f"rank {comm.rank}: hook={type(hook).__name__} computes on the host, and there are "
                 "parameters on a GPU: expected a function of your own, or None"
             )
-        self.reducer = Reducer(grouping, comm, overlap, hook, options["unused"], static_graph)
+        microbatches = Microbatches(reproducible, comm) if options["reproducible"] else None
+        if microbatches is not None:
+            self._check_reproducible(grouping, hook)
+        self.reducer = Reducer(
+            grouping,
+            comm,
+            overlap,
+            hook or microbatches,
+            options["unused"],
+            static_graph,
+            microbatches,
+        )
+        if microbatches is not None and not all(g.reports for g in self.reducer.gradients):
+            raise Unsupported(
+                f"rank {comm.rank}: reproducible=: parameters of {type(module).__name__} do not "
+                "report additions to their gradients: expected a module of PyTorch or mpidist.nn"
+            )
         # Each removes a callback.
         self._removes = [
             self.framework.on_forward(module, WeakHook(self.reducer.prepare)),
@@ -270,6 +293,11 @@ class DDP(NotCopyable):
         nothing is checked.
         """
         given = None if parameters is None else {id(p) for p in parameters}
+        if self.reducer.microbatches is not None:
+            passes, every = self.reducer.passes, self.reducer.gradients
+            ours = given is None or any(id(gradient.parameter) in given for gradient in every)
+            if passes and ours:  # else they are averaged
+                self.reducer.microbatches.check_step(passes, "step() of an optimizer")
         if not self.in_backward():
             self.reducer.before_step(given)
         if not self.reducer.enabled:
@@ -314,12 +342,52 @@ class DDP(NotCopyable):
         if self._replica_check.is_due(self._syncs) and not joined:
             self._replica_check.run(self._syncs, self._values())
 
+    def _threads(self, reproducible: int) -> dict[str, int]:
+        """Return what else must be equal for the same bits, by name."""
+        return {"threads of a rank": self.framework.threads()} if reproducible else {}
+
+    def _check_reproducible(self, grouping: Grouping, hook: Hook | None) -> None:
+        """Raise an error for what would depend on the number of ranks."""
+        where = f"rank {self.comm.rank}: reproducible="
+        if hook is not None:
+            raise InvalidArgument(f"{where} with hook=: expected one of them")
+        what = "parameters on a GPU" if grouping.on_device else ""
+        what = what or ("sparse gradients" if grouping.sparse else "")
+        if what:
+            raise Unsupported(f"{where}: the module has {what}: expected a plain one")
+        names = [n for n, b in self.framework.buffers(self.module) if has_mean(b.dtype)]
+        if names and self.comm.rank == 0:
+            log.warning(
+                "reproducible=: %s, as running averages, depends on the number of ranks: it has "
+                "seen one rank's microbatches only; the weights in training do not",
+                names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+            )
+
+    def _refuse_microbatches(self, what: str) -> None:
+        if self.reducer.microbatches is not None:
+            raise InvalidArgument(
+                f"rank {self.comm.rank}: {what} with reproducible=, which counts the backward "
+                "passes of each step: expected one of them"
+            )
+
+    @property
+    def microbatch(self) -> int:
+        """Number of the microbatch of the next forward among those of a step on all ranks.
+
+        It is 0 without ``reproducible=``.
+        """
+        microbatches = self.reducer.microbatches
+        if microbatches is None:
+            return 0
+        return microbatches.first + self.reducer.passes % microbatches.each
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within this block backward adds to this rank's gradients and sends nothing.
 
         All backward passes of a step but the last belong in it.
         """
+        self._refuse_microbatches("no_sync()")
         before, self.reducer.enabled = self.reducer.enabled, False
         try:
             yield
@@ -342,6 +410,7 @@ class DDP(NotCopyable):
         `throw_on_early_termination` is ``early="error"``, `enable` False leaves this block without
         effect, and `divide_by_initial_world_size` must be True, as means are over all ranks.
         """
+        self._refuse_microbatches("join()")
         if not divide_by_initial_world_size:
             raise InvalidArgument(
                 f"rank {self.comm.rank}: join(divide_by_initial_world_size=False): expected True: "

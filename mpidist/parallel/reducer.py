@@ -21,6 +21,7 @@ from .autotune import Autotune, candidates
 from .bucket import Bucket
 from .bucketing import Grouping, Layout
 from .gradient import ADDED, EMPTY, RECEIVED, SENT, Gradient
+from .reproducible import Microbatches
 from .stats import Clock, Stats
 from .transport import DONE, TRANSPORTS, Hook, Pending, Polls, Transport
 
@@ -69,9 +70,12 @@ class Reducer:
         hook: Hook | None,
         unused: str,
         static: bool = False,
+        microbatches: Microbatches | None = None,
     ):
         self.grouping, self.clock = grouping, Clock()
-        self.enabled = True  # False while gradients are accumulated, not sent
+        self.microbatches = microbatches
+        # False while gradients are accumulated, not sent
+        self.enabled = microbatches is None or microbatches.last
         self.gradients, self.phase = grouping.gradients, Phase.IDLE
         self._failure = ""  # text of the error by which the phase became FAILED
         # Called once in each step, on the rank's own thread, before anything is sent.
@@ -82,7 +86,8 @@ class Reducer:
         self.queued = False
         self._moments = count(1)  # numbers the first additions to gradients, over all steps
         self.high_water = 0  # most buckets that were in flight at once
-        self.active = comm.size > 1  # whether gradients are views of buckets; one rank needs none
+        # Whether gradients are views of buckets; one rank needs none.
+        self.active = comm.size > 1 or microbatches is not None
         # Called after the buckets have changed, as optimizer states are divided like them.
         self._on_regroup: Callable[[], object] | None = None
         self.unused, self._static = unused, static
@@ -150,6 +155,8 @@ class Reducer:
         self.queued = False  # also if the last backward has failed
         if not self.active or self.pending:
             return
+        if self.microbatches is not None:
+            self._next_microbatch(self.microbatches)
         lost = sum([bucket.attach() for bucket in self.grouping.buckets])
         for gradient in self.grouping.sparse:
             if gradient.parameter.grad is None:
@@ -161,6 +168,21 @@ class Reducer:
                 "rank %d: gradients were computed and forgotten without sync_gradients()",
                 self.comm.rank,
             )
+
+    @property
+    def passes(self) -> int:
+        """Number of backward passes of this step so far, with `microbatches`."""
+        done = 0 if self.microbatches is None else self.microbatches.done
+        return done + (self.phase in (Phase.BACKWARD, Phase.SENT))
+
+    def _next_microbatch(self, microbatches: Microbatches) -> None:
+        """Keep the gradients of the last backward pass; those of the last microbatch are sent."""
+        if all(gradient.parameter.grad is None for gradient in self.gradients):
+            microbatches.begin()  # after zero_grad(), also of a step that is given up
+        elif self.phase is Phase.BACKWARD:
+            microbatches.keep(self.grouping.buckets)
+            self.phase = Phase.IDLE
+        self.enabled = microbatches.last
 
     def added(self, index: int) -> None:
         """Record an addition to the gradient of parameter `index`, and send complete buckets."""
@@ -239,6 +261,8 @@ class Reducer:
                 f"rank {self.comm.rank}: an earlier sync_gradients() failed ({self._failure}); "
                 "some gradients were sent, some not: close() this DDP and make another one"
             )
+        if self.microbatches is not None:
+            self.microbatches.check_step(self.passes, "sync_gradients()")
         self.clock.sync_begins()
         buckets, pending, before = self.grouping.buckets, self.pending, self.phase
         transport = self.transport
@@ -357,6 +381,9 @@ class Reducer:
         if name is not None:
             self.transport = self._use(name)
         self.pending = []
+        if self.microbatches is not None:
+            self.microbatches.begin()
+            self.enabled = self.microbatches.last
         for gradient in self.gradients:
             gradient.state, gradient.count = RECEIVED, 0
         for bucket in self.grouping.buckets:

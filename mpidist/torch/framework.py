@@ -168,6 +168,10 @@ class Torch:
         named = self._without_ignored(module, module.named_buffers())
         return [(name, _array(b)) for name, b in named if b is not None]
 
+    def threads(self) -> int:
+        """Return the number of threads of an operation, by which a sum may be divided."""
+        return torch.get_num_threads()
+
     def as_array(self, x: Any) -> np.ndarray:
         """Return a numpy array on the memory of a tensor in host memory."""
         return as_array(x)

@@ -51,15 +51,17 @@ class Loader:
         order = self.order
         epoch, position = order.epoch, order.position
         step = order.size * (self.loader.batch_size or 1)
+        each = order.together // step or 1  # batches of this rank until all ranks have as many
         # An iterator draws the seed of its workers; the one that began this epoch has drawn it.
         source = self.loader.generator or torch.default_generator
         drawn = source.get_state() if position else None
         batches = iter(self.loader)
         if drawn is not None:
             source.set_state(drawn)
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             # The sampler is ahead of the batches by what workers prefetch: its count is replaced.
-            position = min(position + step, order.count)
+            if number % each == 0:
+                position = min(position + each * step, order.count)
             order.epoch, order.position = epoch, position
             yield batch
         order.epoch, order.position = epoch + 1, 0
@@ -74,7 +76,7 @@ class Loader:
 
 
 def shard_loader(
-    data: Any, comm: Communicator, shuffle: bool | None, seed: int, uneven: str
+    data: Any, comm: Communicator, shuffle: bool | None, seed: int, uneven: str, microbatches: int
 ) -> Loader | None:
     """Return this rank's part of a loader; None if `data` is not a loader with a length.
 
@@ -97,4 +99,5 @@ def shard_loader(
             "set, or divide that sampler"
         )
     shuffles = isinstance(data.sampler, RandomSampler) if shuffle is None else shuffle
-    return Loader(data, Order(len(data.dataset), comm, shuffles, seed, uneven))
+    block = microbatches * data.batch_size
+    return Loader(data, Order(len(data.dataset), comm, shuffles, seed, uneven, block))

@@ -1,0 +1,155 @@
+"""The same weights on any number of ranks: the tree over microbatches, and DDP by it."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.parallel import DDP, ZeroOptimizer, hooks
+from mpidist.parallel.reproducible import add, summed
+from tests.support.training_kits import KITS, SMALL, Weights, batch, needs_torch, torch
+
+
+def tree(terms):
+    """The sum that is wanted: each range is split at the largest power of two below its length."""
+    if len(terms) == 1:
+        return terms[0].copy()
+    half = 1 << (len(terms) - 1).bit_length() - 1
+    return tree(terms[:half]) + tree(terms[half:])
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 6, 7, 8, 12, 13, 24, 30, 60])
+def test_summed_by_any_number_of_ranks_is_the_tree(total):
+    terms = np.random.default_rng(total).normal(size=(total, 50)).astype(np.float32)
+    for ranks in (n for n in range(1, total + 1) if total % n == 0):
+        every, each = [], total // ranks
+        for rank in range(ranks):
+            mine = []
+            for number in range(rank * each, (rank + 1) * each):
+                add(mine, number, 1, terms[number].copy())
+            assert len(mine) <= 2 * each.bit_length()
+            every += mine
+        joined = []
+        for first, count, total_of in every:
+            add(joined, first, count, total_of)
+        assert summed(joined).tobytes() == tree(terms).tobytes(), ranks
+
+
+def alone(kit, total, steps):
+    """Weights, and gradients of the last step, of the same training without any communicator."""
+    net = kit.mlp()
+    make, options = kit.optimizers()["momentum"]
+    optimizer = make(net.parameters(), **options)
+    for step in range(steps):
+        found = []
+        for number in range(total):
+            x, labels = batch(100 * step + number, 4)
+            optimizer.zero_grad()
+            kit.step(net, x, labels, 0.25)
+            found.append([g.copy() for g in kit.gradients(net)])
+        for k, gradient in enumerate(kit.gradients(net)):
+            gradient[...] = tree([each[k] for each in found]) / total
+        optimizer.step()
+    return [v.tobytes() for v in kit.values(net)]
+
+
+@pytest.mark.parametrize("overlap", ["none", "polls", "auto"])
+@pytest.mark.parametrize("each", [1, 2, 3, 5])
+@pytest.mark.parametrize("kit", KITS)
+def test_weights_are_those_of_one_process(comm, kit, each, overlap):
+    """One, two and more subtrees a rank; several buckets, also changed after the first step."""
+    total, net = each * comm.size, kit.mlp()
+    model = DDP(net, comm, reproducible=total, overlap=overlap, **SMALL)
+    make, options = kit.optimizers()["momentum"]
+    optimizer = make(net.parameters(), **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        for k in range(each):
+            assert model.microbatch == comm.rank * each + k
+            x, labels = batch(100 * step + model.microbatch, 4)
+            kit.step(model, x, labels, 0.25)
+        model.sync_gradients()
+        optimizer.step()
+    assert [v.tobytes() for v in kit.values(net)] == alone(kit, total, 4)
+    model.close()
+
+
+def test_step_given_up_is_forgotten(comm):
+    """By zero_grad(), as of a loss that is no number."""
+    kit = KITS[0].values[0]
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=2 * comm.size, **SMALL)
+    make, options = kit.optimizers()["momentum"]
+    optimizer = make(net.parameters(), **options)
+    for step in (7, 0, 1):
+        optimizer.zero_grad()
+        for k in range(1 if step == 7 else 2):
+            x, labels = batch(100 * step + 2 * comm.rank + k, 4)
+            kit.step(model, x, labels, 0.25)
+        if step != 7:
+            optimizer.step()
+    assert [v.tobytes() for v in kit.values(net)] == alone(kit, 2 * comm.size, 2)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_wrong_numbers_of_passes_are_named(comm, kit):
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=3 * comm.size, sync="manual")
+    make, options = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **options)
+    x, labels = batch(0, 4)
+    kit.step(model, x, labels, 0.25)
+    for call in (optimizer.step, model.sync_gradients):
+        with pytest.raises(InvalidArgument, match=r"after 1 backward pass: .* has 3 on each rank"):
+            call()
+    kit.step(model, x, labels, 0.25)
+    with pytest.raises(InvalidArgument, match=r"step\(\) of an optimizer after 2 backward passes"):
+        optimizer.step()
+    kit.step(model, x, labels, 0.25)
+    with pytest.raises(InvalidArgument, match="more than 3 backward passes"):
+        kit.step(model, x, labels, 0.25)
+    model.sync_gradients()
+    optimizer.step()
+
+
+def test_bad_input(comm):
+    net = KITS[0].values[0].mlp()
+    total = 2 * comm.size
+    if comm.size > 1:
+        with pytest.raises(InvalidArgument, match=rf"reproducible={total + 1} microbatches on "):
+            DDP(net, comm, reproducible=total + 1)
+    with pytest.raises(InvalidArgument, match="reproducible='yes'"):
+        DDP(net, comm, reproducible="yes")
+    with pytest.raises(InvalidArgument, match="with hook=: expected one of them"):
+        DDP(net, comm, reproducible=total, hook=hooks.TopK(0.5))
+    with pytest.raises(Unsupported, match="do not report additions"):
+        bare = Weights(np.zeros(3))
+        bare.weights = [Silent(np.zeros(3))]
+        DDP(bare, comm, reproducible=total)
+    model = DDP(net, comm, reproducible=total)
+    with pytest.raises(InvalidArgument, match=r"no_sync\(\) with reproducible="), model.no_sync():
+        pass
+    with pytest.raises(InvalidArgument, match=r"join\(\) with reproducible="), model.join():
+        pass
+    with pytest.raises(Unsupported, match="has a communication hook"):
+        ZeroOptimizer(KITS[0].values[0].optimizers()["sgd"][0], model, learning_rate=0.1)
+
+
+class Silent:
+    """A parameter without callbacks."""
+
+    def __init__(self, data):
+        self.data, self.grad = data, None
+
+
+@needs_torch
+def test_threads_and_running_averages_are_named(comm, caplog):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    with caplog.at_level(logging.WARNING):
+        model = DDP(net, comm, reproducible=comm.size)
+    told = [r.getMessage() for r in caplog.records if "running averages" in r.getMessage()]
+    assert (
+        len(told) <= 1 if comm.rank else told[0].startswith("reproducible=: 1.running_mean and 1")
+    )
+    assert model._threads(1) == {"threads of a rank": torch.get_num_threads()}
