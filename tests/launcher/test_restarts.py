@@ -17,6 +17,7 @@ from mpidist.launcher.failures import Failure
 from mpidist.launcher.ranks import RankState
 from mpidist.launcher.restarts import Restarts
 from tests.support import elastic_chaos, processes
+from tests.support.how_long import takes_minutes
 from tests.support.jobs import LIMIT, ROOT, each_mpi, tolerant
 
 STEPS = 30
@@ -66,7 +67,7 @@ def test_killed_job_of_pytorch(wrapper, python):
 
 @pytest.mark.long
 @each_mpi
-@pytest.mark.parametrize("wrapper", ["numpy", "rows"])
+@pytest.mark.parametrize("wrapper", ["numpy", pytest.param("rows", marks=takes_minutes)])
 def test_random_kills(wrapper, python):
     options = {"steps": 4000, "ranks": 3, "spares": 0, "survive": False, "python": python}
     _, _, before = elastic_chaos.train(wrapper, **options)

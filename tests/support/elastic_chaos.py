@@ -91,7 +91,12 @@ def train(
                 alive = [rank for rank in watched.training() if rank not in gone]
                 victim = random.choice(alive)
                 killed.append(victim)
-                os.kill(watched.pids()[victim], 9)
+                while not watched.done():
+                    try:
+                        os.kill(watched.pids()[victim], 9)
+                        break
+                    except ProcessLookupError:  # of the last start: it comes again
+                        ended.wait(0.005)
 
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
