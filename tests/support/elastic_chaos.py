@@ -119,8 +119,8 @@ def undisturbed(wrapper: str, steps: int, ranks: int, **env: str) -> tuple[str, 
     return done[0], finished.output
 
 
-def at_each_line(wrapper: str, stride: int) -> None:
-    """Have three losses a job, each at another line of a step of another rank."""
+def at_each_line(wrapper: str, stride: int) -> int:
+    """Have three losses a job, each at another line of a step; return how many jobs were bad."""
     ranks, steps = RANKS.get(wrapper, 3), 10 * (RANKS.get(wrapper, 3) + 2)
     expected, output = undisturbed(wrapper, steps, ranks, KILL="9:line:1")
     most = max(int(count) for count in re.findall(r"^lines (\d+)$", output, re.MULTILINE))
@@ -137,6 +137,7 @@ def at_each_line(wrapper: str, stride: int) -> None:
         f"{wrapper}: {most} lines a step; {ranks} losses in each of {count} jobs: "
         f"{count - bad} good, {bad} bad, in {minutes:.0f} min"
     )
+    return bad
 
 
 def chaos(wrapper: str, losses: int, seed: int) -> None:
