@@ -14,11 +14,11 @@ from tests.support import processes
 from tests.support.jobs import (
     HERE,
     LIMIT,
-    PYTHONS,
     ROOT,
     each_mpi,
     job,
     no_memory_left_behind,
+    other_mpis,
     said,
     tolerant,
 )
@@ -150,7 +150,7 @@ def test_job_that_does_not_go_on_has_failed():
     assert "RankFailed: " in done.output
 
 
-@pytest.mark.parametrize("python", [p for p in PYTHONS.values() if p != sys.executable])
+@other_mpis
 def test_other_mpis_are_refused_by_name(python):
     command = [python, "-m", "mpidist", "run", "-n", "2", "--survive", "-c", "pass"]
     done = processes.run(command, LIMIT, processes.environment())

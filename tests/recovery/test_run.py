@@ -14,7 +14,7 @@ import mpidist as md
 from mpidist.recovery.run import elastic
 from tests.support import elastic_chaos, processes
 from tests.support.how_long import takes_minutes
-from tests.support.jobs import LIMIT, PYTHONS, ROOT, tolerant
+from tests.support.jobs import LIMIT, PYTHONS, ROOT, other_mpis, tolerant
 
 STEPS = 40
 TORCH = ("ddp", "zero", "torch")
@@ -259,7 +259,7 @@ def test_launch_that_cannot_says_so_at_the_start(python):
     assert "started by mpidist run --survive" in done.output or "--with-ft ulfm" in done.output
 
 
-@pytest.mark.parametrize("python", [p for p in PYTHONS.values() if p != sys.executable])
+@other_mpis
 def test_spares_are_refused_by_name(python):
     done = program("-n", "2", "--spares", "1", python=python)
     assert done.status == 2 and "--spares 1: MPICH " in done.output, done.output

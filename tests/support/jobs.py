@@ -32,6 +32,12 @@ def pythons() -> dict[str, str]:
 
 
 PYTHONS = pythons()
+OTHERS = {name: python for name, python in PYTHONS.items() if python != sys.executable}
+other_mpis = pytest.mark.parametrize(
+    "python",
+    list(OTHERS.values()) or [pytest.param("", marks=pytest.mark.skip(reason="needs MPICH, too"))],
+    ids=list(OTHERS) or ["none"],
+)
 each_mpi = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
 
 
