@@ -140,6 +140,8 @@ def two_at_once():
         again(partial(comm.allreduce, np.ones(N), algorithm="ring"))
     except RankFailed as error:
         assert {*error.ranks} <= {0, 3}, error
+    if comm.rank in (0, 3):
+        time.sleep(DEADLINE)  # on a loaded machine its end may come late
     rest = comm.survivors()
     right(rest)
     say(rest, f"left {rest.size}")
