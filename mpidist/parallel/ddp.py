@@ -300,7 +300,7 @@ class DDP(NotCopyable):
                 self.reducer.microbatches.check_step(passes, "step() of an optimizer")
         if not self.in_backward():
             self.reducer.before_step(given)
-        if not self.reducer.enabled:
+        if not self.reducer.enabled and self.reducer.microbatches is None:
             return
         within = self.in_backward()
         # A hook on a gradient may come before the one that records the addition.
@@ -359,11 +359,12 @@ class DDP(NotCopyable):
         if names and self.comm.rank == 0:
             log.warning(
                 "reproducible=: %s, as running averages, depends on the number of ranks: it has "
-                "seen one rank's microbatches only; the weights in training do not",
+                "seen one rank's microbatches only; weights do not, unless training reads it",
                 names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
             )
 
     def _refuse_microbatches(self, what: str) -> None:
+        """Raise InvalidArgument with ``reproducible=``, which `what` contradicts."""
         if self.reducer.microbatches is not None:
             raise InvalidArgument(
                 f"rank {self.comm.rank}: {what} with reproducible=, which counts the backward "

@@ -172,13 +172,22 @@ class Reducer:
     @property
     def passes(self) -> int:
         """Number of backward passes of this step so far, with `microbatches`."""
-        done = 0 if self.microbatches is None else self.microbatches.done
-        return done + (self.phase in (Phase.BACKWARD, Phase.SENT))
+        microbatches = self.microbatches
+        if microbatches is None or self._is_given_up():
+            return 0
+        begun = self.phase in (Phase.BACKWARD, Phase.SENT)
+        return microbatches.done + begun + microbatches.extra
+
+    def _is_given_up(self) -> bool:
+        """Return whether all gradients are None, as after zero_grad(): a step begins."""
+        return all(gradient.parameter.grad is None for gradient in self.gradients)
 
     def _next_microbatch(self, microbatches: Microbatches) -> None:
         """Keep the gradients of the last backward pass; those of the last microbatch are sent."""
-        if all(gradient.parameter.grad is None for gradient in self.gradients):
-            microbatches.begin()  # after zero_grad(), also of a step that is given up
+        if self._is_given_up():
+            microbatches.begin()
+        elif self.phase is Phase.BACKWARD and microbatches.last:
+            microbatches.full = True  # no error yet: it may be the forward of an evaluation
         elif self.phase is Phase.BACKWARD:
             microbatches.keep(self.grouping.buckets)
             self.phase = Phase.IDLE
@@ -189,8 +198,12 @@ class Reducer:
         gradient, buckets = self.gradients[index], self.grouping.buckets
         if gradient.final:
             self._refuse_addition(gradient)
-        gradient.state = ADDED
+        gradient.state = ADDED  # first: after an error no optimizer takes it for the mean
+        if self.microbatches is not None:
+            self.microbatches.check_full()
         if self.phase is Phase.IDLE or self.phase is Phase.AVERAGED:
+            if self.microbatches is not None:
+                self.microbatches.check_first(gradient, self.gradients)
             self.phase = Phase.BACKWARD
         bucket = None if gradient.bucket is None else buckets[gradient.bucket]
         if bucket is not None and bucket.streams is not None:

@@ -16,7 +16,7 @@ What the ranks then have are subtrees, which are added on as the tree goes on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ from ..errors import InvalidArgument
 from ..measure import counted
 from ..schedule import blocks
 from .bucket import Bucket
+from .gradient import RECEIVED, Gradient
 from .transport import chained
 
 Subtree = tuple[int, int, Any]
@@ -55,6 +56,11 @@ def summed(subtrees: Sequence[Subtree]) -> Any:
     return total
 
 
+def is_nonzero(gradient: Any) -> bool:
+    """Return whether a gradient is there, and is not zero everywhere."""
+    return gradient is not None and bool((gradient != 0).any())
+
+
 class Microbatches:
     """The microbatches of each step, and the hook that averages their gradients.
 
@@ -71,6 +77,8 @@ class Microbatches:
                 f"expected a multiple of the ranks; {total} run on {divisors}"
             )
         self.total, self.each, self.done = total, total // comm.size, 0
+        self.full = False  # a forward came after the last one: nothing may be added any more
+        self.extra = 0  # passes that were added nevertheless
         self.first = comm.rank * self.each
         self._rank = comm.rank
         self._kept: WeakKeyDictionary[Bucket, list[Subtree]] = WeakKeyDictionary()
@@ -89,11 +97,6 @@ class Microbatches:
 
     def keep(self, buckets: Sequence[Bucket]) -> None:
         """Take the gradients of a microbatch out of the buckets, which are zero then."""
-        if self.last:
-            raise InvalidArgument(
-                f"rank {self._rank}: more than {self.each} backward passes since the last step: "
-                f"reproducible={self.total} has {self.each} microbatches on each rank"
-            )
         for bucket in buckets:
             bucket.collect()
             self._add(bucket)
@@ -109,8 +112,37 @@ class Microbatches:
 
     def begin(self) -> None:
         """Begin a step: forget what is kept."""
-        self.done = 0
+        self.done, self.full, self.extra = 0, False, 0
         self._kept.clear()
+
+    def check_first(self, added: Gradient, gradients: Sequence[Gradient]) -> None:
+        """Raise InvalidArgument if the first addition of a backward pass cannot be one of a step.
+
+        Before the first pass gradients are None or zero, or the mean of the step before would be
+        counted by each rank once; between passes they are the parts of their buckets.
+        """
+        others = [g for g in gradients if g is not added]
+        if self.done:
+            wrong = [g.name for g in gradients if g.parameter.grad is not g.view]
+            what = "set to None, or replaced, between a forward and its backward pass"
+        else:
+            found = (g.name for g in others if g.state is RECEIVED and is_nonzero(g.parameter.grad))
+            wrong, what = list(islice(found, 1)), "not zero before the first one of a step"
+        if wrong:
+            raise InvalidArgument(
+                f"rank {self._rank}: {counted(self.done + 1, 'backward pass', 'es')} with "
+                f"reproducible={self.total}, and the gradient of {wrong[0]} was {what}: call "
+                "zero_grad() before the first forward of each step"
+            )
+
+    def check_full(self) -> None:
+        """Raise InvalidArgument at an addition after the last microbatch."""
+        if self.full:
+            self.extra = 1
+            raise InvalidArgument(
+                f"rank {self._rank}: more than {self.each} backward passes since the last step: "
+                f"reproducible={self.total} has {self.each} microbatches on each rank"
+            )
 
     def check_step(self, passes: int, what: str) -> None:
         """Raise InvalidArgument unless this rank's backward passes of a step are all there."""

@@ -67,6 +67,7 @@ class Wrapper(torch.nn.Module):
         comm: Communicator
 
         def _end_backward(self) -> None: ...
+        def _refuse_microbatches(self, what: str) -> None: ...
 
     def watch(self) -> Remove:
         """Register hooks that average gradients after each backward pass, unless sync="manual".
@@ -171,6 +172,7 @@ class Wrapper(torch.nn.Module):
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
+        self._refuse_microbatches("require_backward_grad_sync")
         self.reducer.enabled = bool(value)
 
     @staticmethod

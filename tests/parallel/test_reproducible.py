@@ -85,6 +85,7 @@ def test_step_given_up_is_forgotten(comm):
     for step in (7, 0, 1):
         optimizer.zero_grad()
         for k in range(1 if step == 7 else 2):
+            assert model.microbatch == 2 * comm.rank + k
             x, labels = batch(100 * step + 2 * comm.rank + k, 4)
             kit.step(model, x, labels, 0.25)
         if step != 7:
@@ -109,8 +110,77 @@ def test_wrong_numbers_of_passes_are_named(comm, kit):
     kit.step(model, x, labels, 0.25)
     with pytest.raises(InvalidArgument, match="more than 3 backward passes"):
         kit.step(model, x, labels, 0.25)
+    with pytest.raises(InvalidArgument, match=r"sync_gradients\(\) after 4 backward passes"):
+        model.sync_gradients()
+    optimizer.zero_grad()
+    for _ in range(3):
+        kit.step(model, x, labels, 0.25)
     model.sync_gradients()
     optimizer.step()
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("each", [1, 2])
+def test_step_without_zero_grad_is_named(comm, kit, each):
+    """Each rank would count the mean of the step before once."""
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=each * comm.size, **SMALL)
+    make, options = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **options)
+    x, labels = batch(0, 4)
+    for _ in range(each):
+        kit.step(model, x, labels, 0.25)
+    optimizer.step()
+    with pytest.raises(InvalidArgument, match=r"not zero before .*: call zero_grad\(\) before"):
+        kit.step(model, x, labels, 0.25)
+    with pytest.raises(InvalidArgument, match="were not averaged"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_zero_grad_between_forward_and_backward_is_named(comm, kit):
+    """What is kept of the step that is given up would be added."""
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=2 * comm.size, sync="manual")
+    x, labels = batch(0, 4)
+    kit.step(model, x, labels, 0.25)
+    loss = model(kit.inputs(x))
+    net.zero_grad()
+    with pytest.raises(InvalidArgument, match="2 backward passes .* set to None, or replaced"):
+        loss.sum().backward() if kit.name == "torch" else model.backward(np.ones_like(loss))
+
+
+@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("sync", ["auto", "manual"])
+def test_forwards_of_an_evaluation_are_no_microbatches(comm, kit, sync):
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=2 * comm.size, sync=sync, **SMALL)
+    make, options = kit.optimizers()["momentum"]
+    optimizer = make(net.parameters(), **options)
+    for step in range(3):
+        optimizer.zero_grad()
+        for k in range(2):
+            x, labels = batch(100 * step + 2 * comm.rank + k, 4)
+            kit.step(model, x, labels, 0.25)
+            model(kit.inputs(x))
+        model.sync_gradients()
+        model(kit.inputs(x))
+        optimizer.step()
+    assert [v.tobytes() for v in kit.values(net)] == alone(kit, 2 * comm.size, 3)
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_gradients_of_this_rank_are_not_taken_for_the_mean(comm, kit):
+    """Assigned ones, of a step without a backward pass."""
+    net = kit.mlp()
+    model = DDP(net, comm, reproducible=2 * comm.size)
+    make, options = kit.optimizers()["sgd"]
+    optimizer = make(net.parameters(), **options)
+    model(kit.inputs(batch(0, 4)[0]))
+    for p in net.parameters():
+        p.grad = p.grad + 1
+    with pytest.raises(InvalidArgument, match="were not averaged"):
+        optimizer.step()
 
 
 def test_bad_input(comm):
@@ -141,6 +211,13 @@ class Silent:
 
     def __init__(self, data):
         self.data, self.grad = data, None
+
+
+@needs_torch
+def test_require_backward_grad_sync_is_refused(comm):
+    model = DDP(torch.nn.Linear(6, 4), comm, reproducible=comm.size)
+    with pytest.raises(InvalidArgument, match="require_backward_grad_sync with reproducible="):
+        model.require_backward_grad_sync = False
 
 
 @needs_torch
