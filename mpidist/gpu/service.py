@@ -142,9 +142,13 @@ class GpuExecutors:
         self.key(x)
         self._heap.free(as_device_array(x, self._service.backend.rank))
 
-    def leave(self) -> list[DevicePart]:
-        """End the use after the loss of a rank, without communication; see `DeviceHeap.leave`."""
+    def let_go(self) -> None:
+        """Let queued work go on that waits for a lost rank, without communication."""
         self._nccl.leave()
+        self._heap.let_go()
+
+    def leave(self) -> list[DevicePart]:
+        """End the use after :meth:`let_go`, without communication; see `DeviceHeap.leave`."""
         return self._heap.leave()
 
     def close(self) -> None:
@@ -162,7 +166,10 @@ def leave_all() -> Callable[[], None]:
 
     Returns what releases this rank's memory, with the last arrays there, once all have come here.
     """
-    parts = [part for service in list(_in_use) for part in service.leave()]
+    services = list(_in_use)
+    for service in services:  # all first: leave() waits for the work of all communicators
+        service.let_go()
+    parts = [part for service in services for part in service.leave()]
     _in_use.clear()
 
     def release() -> None:

@@ -10,6 +10,7 @@ import pytest
 from mpidist import Communicator
 from mpidist.device.find import find_device
 from mpidist.errors import CollectiveMismatch, InvalidArgument, Unsupported
+from mpidist.gpu.service import leave_all
 from mpidist.operations import OPS, divides_first, kind_of
 from mpidist.schedule import Fold, Get, Meet, Recv, Send, algorithm
 from mpidist.schedule.registry import unregister
@@ -53,6 +54,21 @@ def test_heap_left_after_a_loss(sub):
     assert open_blocks() == there - 1 and x.get().tolist() == [0, 1, 2, 3]
     del x
     assert open_blocks() == there - 2
+
+
+def test_all_communicators_left_while_another_ones_stream_waits(sub, monkeypatch):
+    """The first that is left waits for the work of the other ones, too."""
+    if sub.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    other = Communicator(sub.backend.split(0, sub.rank), sub.config)
+    kept = [one.empty(4, "f4", device="cuda") for one in (sub, other)]
+    if sub.rank == 0:
+        other.gpu._heap.barrier(range(1, sub.size), find_device().current_stream())
+    monkeypatch.setattr("mpidist.gpu.service._in_use", [sub.gpu, other.gpu])
+    release = leave_all()  # it would take a minute
+    sub.backend.split(0, sub.rank).close()  # all have come so far
+    release()
+    del kept
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "float16", "float32", "complex128", "bool"])
