@@ -140,6 +140,15 @@ def test_without_a_spare_fewer_go_on(wrapper):
 
 
 @needs_ulfm
+def test_reproducible_training_has_the_same_bits_on_fewer_ranks():
+    """Lost between the microbatches of a step, and in its average: 4, 3, then 2 ranks."""
+    finished, done = train("same", "1:before:40 2:after:100", ranks=4, spares=0)
+    assert finished.status == 0 and len(done) == 2, finished.output
+    weights = expected("same", 4).split()[1]
+    assert {line.split(" at ")[0] for line in done} == {f"done {weights} of 2 ranks"}
+
+
+@needs_ulfm
 @pytest.mark.long
 def test_zero_deals_the_moments_to_fewer_ranks():
     finished, done = train("zero", "1:after:9", spares=0)

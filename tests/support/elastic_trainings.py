@@ -162,6 +162,33 @@ def nn_training():
     train(md.State(net=net, optimizer=optimizer, rng=rng))
 
 
+def same_training():
+    """The same weights on any number of ranks: twelve microbatches in each step."""
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = nn.Adam(net.parameters(), 1e-2)
+    batches = [np.arange(4 * k, 4 * k + 4) for k in range(150)]
+
+    @md.elastic
+    def train(comm, state):
+        model, each = md.DDP(net, comm, reproducible=12), 12 // comm.size
+        data = state.keep("data", md.shard(batches, comm, shuffle=True, microbatches=12))
+        while state.step < STEPS:
+            for number, index in enumerate(data, 1):
+                error = model(X[index]) - Y[index]
+                at("before")
+                model.backward(2 * error / error.size)
+                at("after")
+                if number % each == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    commit(state)
+                    if state.step >= STEPS:
+                        break
+        done(comm, state, [p.data for p in net.parameters()])
+
+    train(md.State(net=net, optimizer=optimizer))
+
+
 class Counted(nn.Linear):
     """A layer with a buffer that no state has, in which each forward of a training counts."""
 
@@ -301,6 +328,7 @@ TRAININGS = {
     "rows": rows_training,
     "nn": nn_training,
     "pipeline": pipeline_training,
+    "same": same_training,
 }
 
 if __name__ == "__main__":
