@@ -127,6 +127,16 @@ def merge(trees: Mapping[int, Any], path: str, unlike: Callable[[str, Sequence[i
     return {"dict": [[key, merge(held, f"{path}/{key}", unlike)] for key, held in found.items()]}
 
 
+def is_divided(tree: Any) -> bool:
+    """Return whether there is a :class:`Divided` in a JSON tree."""
+    kind, *_ = _kind(tree)
+    if kind == "divided":
+        return True
+    if kind == "dict":
+        return any(is_divided(value) for _, value in tree[kind])
+    return kind in ("list", "tuple") and any(map(is_divided, tree[kind]))
+
+
 def _kind(tree: Any) -> tuple[Any, ...]:
     """Return what must be equal on all ranks at the top of a JSON tree.
 

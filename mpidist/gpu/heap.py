@@ -176,11 +176,10 @@ class DeviceHeap:
         self.device.release_stream(stream)
 
     def leave(self) -> list[DevicePart]:
-        """Leave all allocations after the loss of a rank, without communication.
+        """Leave all allocations after a loss and :meth:`let_go`, without communication.
 
         Returns this rank's parts: `left` may be set once all ranks have come so far.
         """
-        self.let_go()
         allocations = self._take_all()
         if allocations:
             self.device.finish()

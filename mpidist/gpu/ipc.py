@@ -23,7 +23,8 @@ from ..errors import Unsupported
 from ..operations import is_mean
 from ..schedule.registry import Choice, find
 from ..selection.names import IPC, IPC_SLOTS
-from .executor import Completion, GpuExecutor
+from .completion import Completion
+from .executor import GpuExecutor
 from .heap import SLOT_BYTES, DeviceHeap
 
 NEEDS = {"allreduce": "out", "broadcast": "out", "allgather": "out", "reduce_scatter": "x"}

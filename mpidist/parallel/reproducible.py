@@ -16,7 +16,7 @@ What the ranks then have are subtrees, which are added on as the tree goes on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import chain, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -99,16 +99,12 @@ class Microbatches:
         """Take the gradients of a microbatch out of the buckets, which are zero then."""
         for bucket in buckets:
             bucket.collect()
-            self._add(bucket)
-            bucket.flat[...] = 0
+            subtrees, flat = self._kept.setdefault(bucket, []), bucket.flat
+            add(subtrees, self.first + self.done, 1, flat)
+            if subtrees[-1][2] is flat:  # in no sum yet
+                subtrees[-1] = (*subtrees[-1][:2], flat.copy())
+            flat[...] = 0
         self.done += 1
-
-    def _add(self, bucket: Bucket) -> list[Subtree]:
-        subtrees = self._kept.setdefault(bucket, [])
-        add(subtrees, self.first + self.done, 1, bucket.flat)
-        if subtrees[-1][2] is bucket.flat:
-            subtrees[-1] = (*subtrees[-1][:2], bucket.flat.copy())
-        return subtrees
 
     def begin(self) -> None:
         """Begin a step: forget what is kept."""
@@ -176,9 +172,7 @@ class Microbatches:
 
     def _owned(self, received: Any, size: int) -> Any:
         """Return the sum of all ranks' subtrees, of the elements that this rank has received."""
-        shapes = [shape for of_rank in self._shapes for shape in of_rank]
-        ends = list(accumulate([size] * len(shapes)))
         subtrees: list[Subtree] = []
-        for (first, count), end in zip(shapes, ends):
-            add(subtrees, first, count, received[end - size : end])
+        for number, (first, count) in enumerate(chain.from_iterable(self._shapes)):
+            add(subtrees, first, count, received[number * size : (number + 1) * size])
         return summed(subtrees)

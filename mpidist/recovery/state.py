@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checkpoint.segments import convert
 from ..checkpoint.state import state_of
-from ..checkpoint.tree import Leaf, flatten, merge, unflatten
+from ..checkpoint.tree import Leaf, flatten, is_divided, merge, unflatten
 from ..communicator import layers
 from ..communicator.communicator import Communicator
 from ..device.recognise import is_on_device, on_host
@@ -90,18 +90,7 @@ class Joined:
 def _is_part(state: Packed) -> bool:
     """Return whether a state is a part of one of all ranks together: ZeRO's, a pipeline's."""
     tree, arrays = state
-    return any(not whole for *_, whole in arrays.values()) or _is_divided(tree)
-
-
-def _is_divided(tree: Any) -> bool:
-    """Return whether there is a :class:`Divided` in a JSON tree."""
-    if not isinstance(tree, dict):
-        return False
-    ((kind, inside),) = tree.items() if len(tree) == 1 else (("value", ()),)
-    if kind == "divided":
-        return True
-    entries = [value for _, value in inside] if kind == "dict" else inside
-    return kind in ("dict", "list", "tuple") and any(map(_is_divided, entries))
+    return any(not whole for *_, whole in arrays.values()) or is_divided(tree)
 
 
 def unpacked(states: Sequence[Packed], name: str) -> Any:

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist import Checkpoint, run_simulated
 from mpidist.checkpoint.state import Divided, MayDiffer
-from mpidist.checkpoint.tree import check_tree, flatten, merge, unflatten
+from mpidist.checkpoint.tree import check_tree, flatten, is_divided, merge, unflatten
 from mpidist.errors import CheckpointError
 from tests.support.odd_arrays import odd_ndarrays
 from tests.support.training_kits import torch
@@ -15,6 +15,15 @@ if torch is not None:
 
 
 pytestmark = pytest.mark.ranks(1, 3, 4)
+
+
+@pytest.mark.ranks(1)
+def test_is_divided_at_any_depth():
+    part = Divided({0: np.zeros(2)})
+    for value in (part, {"a": part}, [1, (2, {"b": [part]})]):
+        assert is_divided(flatten(value, "x", {}))
+    for value in (1, None, "divided", np.zeros(2), {}, [], {"divided": 1, "a": [{}, ()]}):
+        assert not is_divided(flatten(value, "x", {}))
 
 
 def test_save_of_records_is_refused(comm, folder):

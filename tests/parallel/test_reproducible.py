@@ -1,14 +1,18 @@
 """The same weights on any number of ranks: the tree over microbatches, and DDP by it."""
 
+import itertools
 import logging
 
 import numpy as np
 import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.frameworks.base import framework_of
 from mpidist.parallel import DDP, ZeroOptimizer, hooks
 from mpidist.parallel.reproducible import add, summed
 from tests.support.training_kits import KITS, SMALL, Weights, batch, needs_torch, torch
+
+NUMBERS = itertools.count(1)  # of simulated ranks, which are threads: another one in each call
 
 
 def tree(terms):
@@ -221,12 +225,22 @@ def test_require_backward_grad_sync_is_refused(comm):
 
 
 @needs_torch
-def test_threads_and_running_averages_are_named(comm, caplog):
+def test_running_averages_are_named(comm, caplog):
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
     with caplog.at_level(logging.WARNING):
-        model = DDP(net, comm, reproducible=comm.size)
+        DDP(net, comm, reproducible=comm.size)
     told = [r.getMessage() for r in caplog.records if "running averages" in r.getMessage()]
     assert (
         len(told) <= 1 if comm.rank else told[0].startswith("reproducible=: 1.running_mean and 1")
     )
-    assert model._threads(1) == {"threads of a rank": torch.get_num_threads()}
+
+
+@needs_torch
+def test_other_numbers_of_threads_are_named(comm, monkeypatch):
+    if comm.size < 2:
+        pytest.skip("needs at least 2 ranks")
+    net = torch.nn.Linear(6, 4)
+    kind, rank = type(framework_of(net)), comm.rank
+    monkeypatch.setattr(kind, "threads", lambda _: next(NUMBERS) + 100 * rank)
+    with pytest.raises(InvalidArgument, match="threads of a rank"):
+        DDP(net, comm, reproducible=comm.size)

@@ -15,7 +15,7 @@ from ...device.array import DeviceArray
 from ...device.base import Event, InFlight
 from ...errors import CommunicationError, UnsupportedDtype
 from ...operations import loses_nan
-from ..executor import Completion
+from ..completion import Completion
 from .backend import NcclBackend, type_of
 from .watch import NcclWatch, Queued
 

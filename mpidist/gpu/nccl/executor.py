@@ -12,7 +12,8 @@ from ...engine.service import Service
 from ...errors import CommunicationError
 from ...schedule.registry import Choice
 from ...selection.names import NCCL
-from ..executor import Completion, GpuExecutor
+from ..completion import Completion
+from ..executor import GpuExecutor
 from ..heap import DeviceHeap
 from ..ipc import is_symmetric
 from .backend import NcclBackend, Ranks
