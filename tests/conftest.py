@@ -6,8 +6,11 @@ Under mpiexec rank 0 reports for all (support/rank_reports.py).  Without it no M
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
+import zlib
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +46,7 @@ FOLDERS = ("slurm", "stress")
 KINDS = ("serial", *SUFFIXES, *FOLDERS)
 KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
 WITH_RANKS = re.compile(r"^def test_\w+\((?:[^)]*\W)?comm\W", re.MULTILINE)
+PART = 5  # `make test` runs one of five of a test's cases
 RANK_TIMEOUT = 600.0  # seconds, of a test on simulated ranks without a limit of pytest-timeout
 
 
@@ -92,7 +96,15 @@ def pytest_collectstart(collector):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out under mpiexec the tests without ranks of a file that has some with ranks."""
+    """Mark most cases of a test long; under mpiexec leave out a file's tests without ranks."""
+    cases = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        # In an order that no parameter has, else all those left could be of one dtype or size.
+        same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in same[math.ceil(len(same) / PART) :]:
+            item.add_marker("long")
     if is_launched() and "serial" not in config.stash[KINDS_CHOSEN]:
         others = [x for x in items if has_ranks(x.path) and "comm" not in x.fixturenames]
         if others:

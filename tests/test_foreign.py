@@ -177,6 +177,7 @@ def report(kind, ended, seconds, slowest):
     print(f"{kind}: seed {SEED}: {figures}; {seconds:.1f} s, slowest {slowest:.2f} s")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_forged_files_are_used_or_refused(name, tmp_path, capsys):
     kind, draw = KINDS[name], random.Random(f"{name} {SEED}")

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "_build", "tests", "__pycache__")
 
 
+@pytest.mark.long
 def test_wheel(tmp_path):
     shutil.copytree(ROOT, tmp_path / "source", ignore=LEFT)
     build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path)

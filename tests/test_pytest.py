@@ -151,6 +151,7 @@ def test_known(comm): pytest.xfail("known")
     assert "SKIPPED [3]" in output and "test_known[2ranks] - known" in output
 
 
+@pytest.mark.long
 def test_simulated_ranks_sizes(tmp_path):
     """``--ranks``, and the markers."""
     suite = """

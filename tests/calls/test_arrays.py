@@ -25,6 +25,7 @@ def test_torch_is_imported_by_the_user_only():
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_bfloat16_without_its_package():
     run(

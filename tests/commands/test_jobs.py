@@ -181,6 +181,7 @@ def test_bench_over_its_limit_says_so():
     assert text.count("over the limit of 0 s") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["mine", "forgetful"])
 def test_bench_of_a_users_algorithm(tmp_path, algorithm):
     (tmp_path / "mine.py").write_text(
@@ -203,6 +204,7 @@ def test_overhead_prints_both_figures():
     assert "engine, null backend" in text and "allreduce of 8 bytes  native" in text
 
 
+@pytest.mark.long
 def test_torch_stands_beside_gloo():
     pytest.importorskip("torch", reason="needs PyTorch")
     text = mpidist("bench", "torch", "all_reduce", "--bytes", "4,64K", "--iterations", "2")
@@ -427,6 +429,7 @@ def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
         assert re.search("^ reduce_scatter +private ", rows, re.MULTILINE), text
 
 
+@pytest.mark.long
 def test_tune_without_a_result_or_table(tmp_path):
     tuned = ("tune", "allreduce", "--bytes", "8", "-o", "t.json", "--force")
     text = mpidist(*tuned, "--budget", "0.000001s", ranks=0, cwd=tmp_path, status=1)
@@ -477,6 +480,7 @@ def test_a_table_that_cannot_be_written():
     assert done.output == "mpidist: error: output cannot be written: No space left on device\n"
 
 
+@pytest.mark.long
 def test_interrupted_tuner_keeps_its_results(tmp_path):
     """As by Ctrl-C on the terminal: the launcher passes it on to the ranks."""
     path = tmp_path / "t.json"

@@ -59,6 +59,7 @@ def test_two_at_once():
     assert said(done, "left 3") == [0, 1, 2] and not done.status, done.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["meeting", "set-up", "end"])
 def test_another_loss_while_the_rest_go_on(where):
     done = lossy(5, "inside_recovery", where)
@@ -71,6 +72,7 @@ def test_survivors_of_a_part_and_of_all():
     assert said(done, "left 5") == [0, 1, 2, 3, 4] and not done.status, done.output
 
 
+@pytest.mark.long
 def test_rank_that_does_not_come_is_named():
     done = lossy(4, "one_does_not_come")
     assert said(done, "named") == [0, 3], done.output

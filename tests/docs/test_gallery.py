@@ -39,6 +39,7 @@ def written(gallery, tmp_path_factory):
     return folder, json.loads(script.removeprefix("window.mpidistGallery=").rstrip(";\n"))
 
 
+@pytest.mark.long
 def test_every_algorithm_has_every_number_of_ranks(written):
     """A picture or the reason of the algorithm itself; nothing else, and no picture too many."""
     folder, data = written

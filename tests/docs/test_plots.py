@@ -42,6 +42,7 @@ def test_outputs_of_the_pages_are_read(plots):
         assert ring / two == pytest.approx(float(row["over ring"]), abs=0.06), "the page's ratio"
 
 
+@pytest.mark.long
 def test_every_plot_is_drawn_and_shown(plots, tmp_path):
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.rst"))
     shown = set(re.findall(r"^\.\. plot:: (\S+)$", pages, re.MULTILINE))

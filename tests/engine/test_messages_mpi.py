@@ -101,6 +101,7 @@ def huge():
     made.clear()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", ["array", "object", "messages", "background", "auto", "symmetric"])
 def test_more_than_two_gigabytes(comm, path, request, huge):

@@ -179,6 +179,7 @@ def test_the_folder_of_a_run_that_goes_on(monkeypatch, tmp_path):
     assert results == [[0]] and not list(tmp_path.glob("mpidist-run-*"))
 
 
+@pytest.mark.long
 def test_a_call_outside_of_the_main_thread():
     results = []
     thread = threading.Thread(target=lambda: results.append(mpidist.run(total, 1, timeout=LIMIT)))
@@ -193,6 +194,7 @@ def test_bad_input(fn, n):
         mpidist.run(fn, n)
 
 
+@pytest.mark.long
 def test_what_cannot_be_pickled():
     named = r"args\[1\] of type _thread.lock cannot be pickled: TypeError: "
     with pytest.raises(InvalidArgument, match=named):

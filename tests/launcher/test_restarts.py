@@ -78,6 +78,7 @@ def test_random_kills(wrapper, python):
     assert len(set(before)) == 1 and done == before, finished.output
 
 
+@pytest.mark.long
 @each_mpi
 def test_exception_is_a_failure_like_others(python):
     finished, done = train("numpy", "1:after:9:0", python, how="raise", restarts=1)
@@ -223,6 +224,7 @@ def folders():
     return found
 
 
+@pytest.mark.long
 def test_killed_mpidist_run_is_cleaned_up_after_by_the_next(plain):
     before = folders()
     with plain("sleep", "9", most=3) as job:

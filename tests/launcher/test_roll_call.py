@@ -102,6 +102,7 @@ def spied(python):
     return Path(python).with_name("py-spy").exists()
 
 
+@pytest.mark.long
 @each_mpi
 def test_hangs(tmp_path, python):
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -164,6 +165,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.long
 @each_mpi
 def test_on_two_nodes(tmp_path, python):
     """The monitors look; mpidist run is on a third node, and has no records."""
@@ -244,6 +246,7 @@ def ask(python, words, environ, ready=2, action=lambda: None):
         processes.end(job, environ=environ)
 
 
+@pytest.mark.long
 @each_mpi
 def test_programs_without_mpidist(tmp_path, python):
     """Another program, and Python that does not know of mpidist, inside a shell."""

@@ -53,15 +53,18 @@ def test_check_of_a_clean_numpy_training_finds_every_phase_equal():
     assert "2 × 16 samples = the reference's 32" in found.output
 
 
+@pytest.mark.long
 def test_check_of_a_parameter_that_was_replaced_names_it():
     found = Checked("array", "replaced", ranks=3, steps=1)
     found.assert_differs("gradients", "first: 2.weight", "all ranks", "2.weight", "replaced")
 
 
+@pytest.mark.long
 def test_check_of_a_sharded_optimizer_finds_it_equal():
     Checked("array", "clean", "zero", ranks=3).assert_equal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [

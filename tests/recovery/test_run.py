@@ -66,6 +66,7 @@ def test_spare_takes_the_place(point):
     assert re.fullmatch(r"mpidist run: finished on 3 of 4 ranks: rank 1 on .* \(SIGKILL\)", last)
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize(
     "kills, spares",
@@ -87,12 +88,14 @@ def test_however_it_ends(how):
     survives("numpy", "1:after:7", how=how)
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("wrapper", ["rows", late("nn")])
 def test_other_states(wrapper):
     survives(wrapper, "2:after:11")
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("how, kills", [("keep", "1:validated:9"), ("average", "0:before:9")])
 def test_buffers_rates_and_modes(how, kills):
@@ -139,6 +142,7 @@ def test_without_a_spare_fewer_go_on(wrapper):
     assert "goes on with 2 ranks" in finished.output and "finished on 1 of 3" in finished.output
 
 
+@pytest.mark.long
 @needs_ulfm
 def test_reproducible_training_has_the_same_bits_on_fewer_ranks():
     """Lost between the microbatches of a step, and in its average: 4, 3, then 2 ranks."""
@@ -156,6 +160,7 @@ def test_zero_deals_the_moments_to_fewer_ranks():
     assert f"of 2 ranks at step {STEPS}" in done[0]
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
 @pytest.mark.parametrize("point", ["before", "after"])
@@ -164,6 +169,7 @@ def test_stages_of_a_pipeline(ranks, point):
     survives("pipeline", f"1:{point}:9 {ranks - 1}:{point}:17", ranks, spares=2)
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
 def test_stages_are_cut_anew_for_fewer_ranks(ranks):
@@ -232,6 +238,7 @@ def test_function_gets_arguments_and_returns():
     assert sorted(done.output.split("\n")) == ["", "got 0", "got 1", "got None"]
 
 
+@pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("kill", ["", "1"])
 def test_second_call_goes_on_with_the_ranks_that_are_left(kill):

@@ -45,6 +45,7 @@ def test_one_row_for_every_algorithm():
     assert leaders == sum(len(groupings(size)) for size in range(1, 7))
 
 
+@pytest.mark.long
 def test_processes_give_the_same(wrong):
     here = sweep(range(1, 13), collectives=["broadcast", "barrier"], jobs=1)
     done = []

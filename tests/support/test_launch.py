@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import kind_of
 from tests.launch import ALL, ALLOWED_SKIPS, REST, SHORT, refused
 from tests.support import processes
 from tests.support.throwaway import closing, command, launch
@@ -64,32 +63,32 @@ def test_every_reason_of_a_skip_is_listed():
     assert unlisted == []
 
 
-LONG_WITH_RANKS = r"@pytest\.mark\.(long|docs)\n(?:@.*\n)*def test_\w+\([^)]*\bcomm\b"
-
-
 @pytest.mark.parametrize("path", sorted(Path("tests").rglob("test_*.py")), ids=str)
-def test_rest_has_what_short_leaves_out(path):
-    """Of the launches of --short it has serial only: there are the tests marked long, or docs."""
+def test_what_needs_the_extra_docs_is_marked(path):
     text = path.read_text(encoding="utf-8")
-    if kind_of(path) in ("mpi", "cuda"):
-        assert not re.search(r"mark\.(long|docs)\b", text)
-    assert not re.search(LONG_WITH_RANKS, text)
     if re.search(r"(skip|reason=).*of the extra docs\"\)", text):
         assert "pytest.mark.docs" in text
 
 
-def test_rest_and_short_are_all_launches(tmp_path):
-    assert {*SHORT, *REST} == set(ALL) and {*SHORT} & {*REST} == {"serial"}
+@pytest.mark.long
+def test_rest_and_short_are_all_tests_of_all_launches(tmp_path):
+    assert {*SHORT, *REST} == set(ALL)
     suite = """
 import pytest
 @pytest.mark.long
 def test_late(): pass
 @pytest.mark.docs
 def test_page(): pass
-def test_soon(): assert False
+@pytest.mark.parametrize("case", range(20))
+def test_cases(case): pass
 """
-    status, output = launch(tmp_path, suite, "serial", "--rest")
-    assert status == 0 and closing(output) == "2 passed, 0 failed, 0 skipped"
+    cases = []
+    for part, passed in (("--short", 5), ("--rest", 18)):
+        status, output = launch(tmp_path, suite, "serial", part)
+        assert status == 0 and closing(output) == f"{passed} passed, 0 failed, 0 skipped"
+        ended = (tmp_path / "results/serial.jsonl").read_text(encoding="utf-8")
+        cases += re.findall(r'"start", "test": "[^"]*test_cases\[(\d+)\]', ended)
+    assert sorted(map(int, cases)) == [*range(20)]
 
 
 def test_a_crash_is_counted_and_named(tmp_path):
@@ -111,6 +110,7 @@ def test_a_launch_that_runs_no_test_fails(tmp_path):
     assert len(re.findall("^(?:Open MPI|slurm) .*FAILED: ran no test", output, re.MULTILINE)) == 2
 
 
+@pytest.mark.long
 def test_a_serial_launch_starts_no_mpi(tmp_path):
     suite = "import sys\ndef test_it(): assert 'mpi4py' not in sys.modules\n"
     status, output = launch(tmp_path, suite, "serial")

@@ -88,6 +88,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_without_the_import(tmp_path):
     """The entry point ``torch.backends`` does it, where mpidist is installed."""
     (tmp_path / "script.py").write_text(UNIMPORTED)
