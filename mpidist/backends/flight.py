@@ -62,7 +62,7 @@ class Operation:
 
     number: int  # among all operations of the process
     serial: int  # of its track
-    sequence: int  # its number on the communicator
+    sequence: int  # its number on the communicator; 0 for what no other rank has to match
     time: int  # in ns, by the clock of the node since its start
     fingerprint: int
     text: str  # what the ranks compare; empty if other descriptions have replaced it
@@ -73,7 +73,7 @@ class Operation:
         return self.text.endswith(_BACKGROUND)
 
     def __str__(self) -> str:
-        return f"#{self.sequence} {self.described}"
+        return f"#{self.sequence} {self.described}" if self.sequence else self.described
 
     @property
     def described(self) -> str:

@@ -172,6 +172,7 @@ class Recorder:
         self._serials, self._free = itertools.count(1), list(range(flight.TRACKS))
         self._described: dict[int, int] = {}  # number of its description, by fingerprint
         self._made: Counter[tuple[int, ...]] = Counter()
+        self._phases: dict[str, Track | None] = {}
         _put(self.memory, flight.HOST_AT, flight.HOST_BYTES, socket.gethostname())
         _put(self.memory, flight.PROGRAM_AT, flight.PROGRAM_BYTES, " ".join(sys.argv))
         facts = {"version": flight.VERSION, "pid": self._own, "rank": rank, "size": size}
@@ -221,6 +222,19 @@ class Recorder:
         words[at // 8 + 1] = len(encoded) + 1
         _put(self.memory, at + 16, flight.TEXT_BYTES - 16, operation)
         words[at // 8] = fingerprint
+
+    def phase(self, name: str, what: str) -> None:
+        """Record that a phase of this process begins, on a track that is no communicator's."""
+        track = self._phases.get(name)
+        if track is None:
+            track = self._phases[name] = self.track((), 0)
+            if track is not None:
+                track.name(name)
+        if track is not None:
+            fingerprint = flight.fingerprint_of(what, False)
+            track.describe(fingerprint, what)
+            self.numbers = itertools.count(self.words[_COUNT] + 1)  # behind those of compiled code
+            track.begin(0, fingerprint)
 
     def end(self, state: int) -> None:
         """Record how this process ends; the last to end well on a node removes the job's records.
@@ -334,6 +348,12 @@ def here(ranks: int) -> None:
     """Record the number of ranks of this node."""
     if _recorder is not None and not _recorder.words[HEADER["here"]]:
         _recorder.words[HEADER["here"]] = ranks
+
+
+def phase(name: str, what: str) -> None:
+    """Record that a phase of this process begins; `name` is that of its track."""
+    if _recorder is not None:
+        _recorder.phase(name, what)
 
 
 def end(state: int) -> None:

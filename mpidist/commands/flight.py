@@ -28,6 +28,7 @@ def _complete(
         "mpidist flight                          the newest job",
         "mpidist flight --list",
         "mpidist flight 20261126-160605-72c3 --last 20",
+        "mpidist flight --trace loss.json        for https://ui.perfetto.dev",
         "mpidist flight /dev/shm/mpidist-flight-0/20261126-160605-72c3",
     ),
 )
@@ -35,8 +36,14 @@ def _complete(
 @click.option(
     "--last", type=Count(), metavar="N", help="Also print the last N operations of each rank."
 )
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write the records as a trace, for ui.perfetto.dev.",
+)
 @click.option("--list", "listed", is_flag=True, help="Print the jobs whose records are left.")
-def flight_command(job: str | None, last: int | None, listed: bool) -> None:
+def flight_command(job: str | None, last: int | None, trace: str | None, listed: bool) -> None:
     """Read the flight records of a job: which rank diverged first, and where each rank is.
 
     Every process records its last 1,024 operations in memory that outlives it, also after kill -9.
@@ -46,10 +53,11 @@ def flight_command(job: str | None, last: int | None, listed: bool) -> None:
     ranks.
     """
     from ..launcher.flight import Job, clock, find, jobs
+    from ..trace import write
 
     if listed:
-        if job is not None or last is not None:
-            raise click.UsageError("--list: not with a job or --last")
+        if (job, last, trace) != (None, None, None):
+            raise click.UsageError("--list: not with a job, --last or --trace")
         for path in jobs():
             try:
                 found = Job(path)
@@ -64,6 +72,11 @@ def flight_command(job: str | None, last: int | None, listed: bool) -> None:
     click.echo(shown(f"job {found.path.name}: {found.records[0].program if found.records else ''}"))
     for line in found.lines():
         click.echo(shown(line))
+    if trace is not None:
+        ranks = found.events()
+        write(trace, ranks)
+        events = counted(sum(len(rank.events) for rank in ranks), "operation")
+        click.echo(f"{events} of {counted(len(ranks), 'rank')} in {trace}")
     if last is None:
         return
     for record in found.records:

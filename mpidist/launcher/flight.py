@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 from ..backends.flight import (
@@ -29,6 +30,7 @@ from ..backends.flight import (
     remove,
 )
 from ..errors import InvalidArgument
+from ..trace import Event, RankEvents
 from .failures import ranks_listed
 from .processes import working_folder
 
@@ -141,6 +143,31 @@ class Job:
         if record.elsewhere:
             return f"on {record.host}"
         return "killed or crashed" if record.crashed else "running"
+
+    def events(self) -> list[RankEvents]:
+        """Return the operations as events of a trace, one for each rank.
+
+        Ends are not recorded: an operation's event lasts until the process begins its next one.
+        """
+        ranks: dict[int, RankEvents] = {}
+        for record in self.records:  # of a rank that was started again there are several
+            ahead = record.wall - record.clock
+            names = {track.serial: track.name for track in record.tracks}
+            rank = ranks.setdefault(record.rank, RankEvents(record.rank, record.host, 0, False, []))
+            if record.count > len(record.operations):
+                ranks[record.rank] = rank = rank._replace(full=True)
+            now = time.monotonic_ns() if record.alive else 0
+            for each, later in zip_longest(record.operations, record.operations[1:]):
+                end = max(later.time if later else now, each.time)
+                details = {"what": each.described, "number": each.sequence or None}
+                if later is None and not now:
+                    details["then"] = self._end(record)
+                seconds = [(ahead + moment) / 1e9 for moment in (each.time, end)]
+                name = (each.text.split() or ["?"])[0] if each.sequence else each.text
+                track = names.get(each.serial, "communicators that are gone")
+                details = {key: value for key, value in details.items() if value}
+                rank.events.append(Event(name, "flight", seconds[0], seconds[1], track, details))
+        return list(ranks.values())
 
     def gaps(self) -> list[str]:
         """Return what the records do not tell."""

@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..arguments import whole
+from ..backends import recorder
 from ..communicator import launch, layers
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument, LaunchError, RankFailed
@@ -173,6 +174,7 @@ class _Job:
         #     number    0  1  2  3  -        0     2  3  1
         #
         # Without a spare the numbers 0 2 3 become 0 1 2.
+        _phase("deals the numbers")
         numbers = layers.everyone(self.world, self.number)
         free = sorted(set(range(self.size)) - set(numbers))
         spares = [r for r, number in enumerate(numbers) if number is None]
@@ -194,6 +196,7 @@ class _Job:
         comm = self.comm
         assert comm is not None
         launch.take_place(comm)
+        _phase("restores the state of the last commit" if self.generation else "begins")
         self.state.begin(comm, self.lost, self.measured)
         if self._since and comm.rank == 0:
             who = "; ".join(f"rank {r} {why}" for r, why in sorted(self.lost.items()))
@@ -203,6 +206,7 @@ class _Job:
                 format_time(time.perf_counter() - self._since),
             )
         self._since = 0.0
+        _phase("trains")
         result = train(comm)
         comm.barrier()
         if comm.rank == 0:
@@ -214,6 +218,7 @@ class _Job:
 
     def _wait(self) -> None:
         """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
+        _phase("waits as a spare")
         world, note = self.world, np.zeros(1, np.int64)
         ended = world.irecv(note, self._members[0], tag=_ENDED)
         while not ended.test():
@@ -246,6 +251,7 @@ class _Job:
     def _leave(self, error: Exception) -> None:
         """Let the calls of all ranks end, and free what belongs to this generation."""
         self._since = self._since or time.perf_counter()
+        _phase("leaves its calls, as a rank is lost")
         if not isinstance(error, (CommunicationError, RuntimeError)):
             log.warning("rank %d: %s: %s", self.world.rank, type(error).__name__, error)
         self.world.backend.leave_all()
@@ -257,11 +263,13 @@ class _Job:
         Each rank votes once in a generation, whether it has met a loss or the end: so that none
         leaves while another one needs it.
         """
+        _phase("waits for the others, as training has ended" if ended else "waits for the others")
         return self.world.backend.vote(ended, self.world.timeout)
 
     def _recover(self) -> None:
         """Leave this generation, and form the world of the ranks that are left; collective."""
         self._since = self._since or time.perf_counter()
+        _phase("forms the world of the ranks that are left")
         comm = self.comm
         self.measured = layers.known(comm) if comm is not None and self.number is not None else None
         for ddp in self.state.leave():
@@ -274,6 +282,11 @@ class _Job:
     def _by_number(self) -> dict[int, str]:
         """Return the lost ranks that were training, by their numbers, and how each ended."""
         return {self._members.index(r): why for r, why in self._lost().items()}
+
+
+def _phase(what: str) -> None:
+    """Record what this rank does, for the timeline of a loss."""
+    recorder.phase("md.elastic", what)
 
 
 def _forget(error: BaseException) -> None:

@@ -7,6 +7,7 @@ from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
 def test_model_steps_of_each_model(comm, monkeypatch):
     from mpidist.bench import models

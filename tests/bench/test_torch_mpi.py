@@ -41,6 +41,7 @@ def test_measure_torch_wrong_names_are_refused(comm):
         measure_torch(comm, [], [4], 1, ["slow"])
 
 
+@pytest.mark.long
 def test_measure_torch_steps_rows_and_groups(comm, monkeypatch):
     from mpidist.commands.bench.torch import STEPS as NAMES
 

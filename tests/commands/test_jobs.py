@@ -415,6 +415,7 @@ def test_a_machine_that_becomes_busy_leaves_no_table(tmp_path, before):
     assert (path.read_text() if path.exists() else None) == before
 
 
+@pytest.mark.long
 def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -45,6 +45,7 @@ def lossy(ranks, *arguments):
     return done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", CHAINS)
 def test_every_call_is_left_when_a_rank_is_lost(names):
     calls = names.split()

@@ -68,6 +68,7 @@ def test_uneven_counts(memory, size, each=30_000):
             assert call.out is None or (call.out == right).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", (2, 5))
 def test_slots_long_arrays_in_pieces(size):
     """Arrays longer than a slot, of even and uneven blocks."""

@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,40 @@ def test_few_lines(tmp_path):
     *lines, more, last = Job(path).few_lines()
     assert len(lines) == 5 and more == "… 5 lines more"
     assert last == f"more: mpidist flight --last 20 {path}"
+
+
+def test_events_of_a_trace(tmp_path):
+    path, ranks = job_of(tmp_path, 2, absent=[1])
+    ranks[0].begin("allreduce op=sum 8 x float64 by ring")
+    ranks[0].recorder.phase("md.elastic", "forms the world")
+    ranks[0].begin("barrier")
+    job = Job(path)
+    (rank,) = job.events()
+    first, phase, last = rank.events
+    assert (rank.rank, rank.host, rank.full) == (0, socket.gethostname(), False)
+    assert [(e.name, e.track) for e in rank.events] == [
+        ("allreduce", "world"),
+        ("forms the world", "md.elastic"),
+        ("barrier", "world"),
+    ]
+    assert first.details == {"what": "allreduce op=sum 8 x float64 by ring (64 B)", "number": 1}
+    assert phase.details == {"what": "forms the world"} and last.details["number"] == 2
+    assert first.begin <= first.end == phase.begin <= phase.end == last.begin <= last.end
+    assert abs(last.end - time.time()) < 60  # this process runs: until now
+    assert job.divergences() == []  # a phase has no counterpart on other ranks
+
+
+def test_events_say_what_is_overwritten_and_how_a_process_ended(tmp_path):
+    path, (rank, other) = job_of(tmp_path, 2)
+    for _ in range(records.ENTRIES + 5):
+        rank.begin("barrier")
+    other.begin("barrier")
+    other.recorder.end(records.FAILED)
+    other.recorder.words[records.HEADER["started"]] += 1  # as of a process that is gone
+    whole, gone = Job(path).events()
+    assert whole.full and records.ENTRIES <= len(whole.events) <= records.ENTRIES + 1
+    (event,) = gone.events
+    assert event.details["then"] == "ended by an exception" and event.begin == event.end
 
 
 def test_find(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ def check(tmp_path, python, seed):
     assert all(want.said_by(line) for want, line in zip(wanted, said)), (said, wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 3, 6, 8, 25, 27])
 def test_first_divergence(tmp_path, seed):
     check(tmp_path, [*PYTHONS.values()][seed % len(PYTHONS)], seed)

@@ -94,6 +94,7 @@ def test_losses_survived_in_place_need_no_new_start():
     assert "goes on with 3 ranks" in finished.output and "; start " not in finished.output
 
 
+@pytest.mark.long
 @needs_ulfm
 def test_all_ranks_lost_and_the_next_start_has_more_of_them():
     kills = "2:after:9:0 1:after:12:0 0:after:15:0"
@@ -137,6 +138,7 @@ def plain(tmp_path):
     return begin
 
 
+@pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize(
     "what, last, most, status, starts, end",
@@ -199,6 +201,7 @@ train(md.State(w=np.zeros(3)), "second", 9)
 """
 
 
+@pytest.mark.long
 def test_program_of_two_trainings_and_records_that_are_not_complete(tmp_path):
     """The first one has ended, and the second one goes on from the last complete records."""
     (tmp_path / "two.py").write_text(TWO)

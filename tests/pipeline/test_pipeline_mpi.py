@@ -80,6 +80,7 @@ def no_loss(y, target):
     return 0.0, y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", [schedule.name for schedule in schedules()])
 def test_measured_is_predicted(comm, schedule):
     """The bubble within 5 percentage points, the order of actions and the peaks exactly."""

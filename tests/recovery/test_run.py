@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mpidist as md
+from mpidist import trace
 from mpidist.recovery.run import elastic
 from tests.support import elastic_chaos, processes
 from tests.support.how_long import takes_minutes
@@ -80,6 +81,36 @@ def test_spare_takes_the_place(point):
 )
 def test_any_rank_at_any_time(kills, spares):
     survives("numpy", kills, spares=spares)
+
+
+@needs_ulfm
+def test_timeline_of_a_loss(tmp_path):
+    finished, done = train("numpy", "1:before:20", MPIDIST_FLIGHT=str(tmp_path))
+    assert finished.status == 0 and len(done) == 3, finished.output
+    (job,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "mpidist", "flight", "--trace", "loss.json", str(job)]
+    told = processes.run(command, LIMIT, processes.environment(), cwd=tmp_path)
+    assert re.search(r"\d+ operations of 4 ranks in loss.json", told.output), told.output
+    rows = [row for row in trace.read(tmp_path / "loss.json") if row["ph"] == "X"]
+    phases = {k: [] for k in range(4)}
+    for row in sorted(rows, key=lambda row: row["ts"]):
+        if "number" not in row["args"]:  # no collective
+            phases[row["pid"]].append(row["name"])
+    start, again = (
+        ["deals the numbers", "begins", "trains"],
+        ["deals the numbers", "restores the state of the last commit", "trains"],
+    )
+    left = [
+        "leaves its calls, as a rank is lost",
+        "waits for the others",
+        "forms the world of the ranks that are left",
+    ]
+    ended = ["waits for the others, as training has ended"]
+    assert phases[1] == start
+    assert phases[0] == phases[2] == [*start, *left, *again, *ended]
+    assert phases[3] == [start[0], "waits as a spare", *left, *again, *ended]
+    lost = max(row["ts"] for row in rows if row["pid"] == 1)
+    assert lost < min(row["ts"] for row in rows if row["name"] == left[0]) + 4e3  # 4 ms: the clock
 
 
 @needs_ulfm
@@ -182,6 +213,7 @@ def test_stages_are_cut_anew_for_fewer_ranks(ranks):
     } == {True}
 
 
+@pytest.mark.long
 @needs_ulfm
 def test_exception_ends_the_job():
     """It is no loss: the others would do the same again."""

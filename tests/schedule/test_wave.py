@@ -48,6 +48,7 @@ def compare(algorithm, size, roots, groups, arity=2):
     assert found == list(map(unjudged, wanted)), f"{algorithm.label}, {size} ranks, {groups}"
 
 
+@pytest.mark.long
 @every_algorithm
 def test_proofs_of_1_to_33_ranks_are_the_machines(algorithm):
     for size in SIZES:

@@ -237,6 +237,7 @@ def test_unfinished_results_are_waited_for(place, wait):
             assert call(make) == want, name
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wait", ENDS, ids=["blocking", "async"])
 def test_tensors_that_are_not_their_memory(place, wait):

@@ -71,6 +71,7 @@ def test_accelerate(run):
     same(found["model"].module.state_dict(), line())
 
 
+@pytest.mark.long
 def test_lightning(run):
     found = run("lightning", "torch_lightning.py")
     assert found["trainer"].world_size == RANKS and found["trainer"].global_step == STEPS
