@@ -45,6 +45,7 @@ SUFFIXES = ("mpi", "cuda", "alone")
 FOLDERS = ("slurm", "stress")
 KINDS = ("serial", *SUFFIXES, *FOLDERS)
 KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
+RANKS = pytest.StashKey[int]()
 WITH_RANKS = re.compile(r"^def test_\w+\((?:[^)]*\W)?comm\W", re.MULTILINE)
 PART = 5  # `make test` runs one of five of a test's cases
 RANK_TIMEOUT = 600.0  # seconds, of a test on simulated ranks without a limit of pytest-timeout
@@ -101,8 +102,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
     for same in cases.values():
-        # In an order that no parameter has, else all those left could be of one dtype or size.
-        same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        # In an order that no parameter has, else all those left could be of one dtype or size; and
+        # another one for each number of ranks, so that together they leave less out.
+        ranks = config.stash[RANKS]
+        same.sort(key=lambda item: zlib.crc32(f"{item.nodeid} {ranks}".encode()))
         for item in same[math.ceil(len(same) / PART) :]:
             item.add_marker("long")
     if is_launched() and "serial" not in config.stash[KINDS_CHOSEN]:
@@ -122,6 +125,7 @@ def pytest_configure(config):
     add_markers(config)
     config.option.with_mpi = True  # tests marked mpi run without more ado, on one rank too
     exchange = Exchange() if is_launched() else None
+    config.stash[RANKS] = exchange.size if exchange else 0
     if exchange is None:
         sizes = parse_sizes(config.getoption("ranks"))
         simulate(config, session_communicator, sizes, RANK_TIMEOUT)

@@ -2,7 +2,7 @@
 
     python tests/launch.py                          # all of them
     python tests/launch.py --short                  # some, without the tests marked long
-    python tests/launch.py --rest                   # what --short leaves out
+    python tests/launch.py --rest                   # what is to follow --short in CI
     python tests/launch.py serial openmpi-3         # some
     python tests/launch.py openmpi-2 -- -k ring -x  # arguments for pytest
     python tests/launch.py mpich-3-stress           # random sequences; -onecore: all ranks on one
@@ -133,8 +133,10 @@ def perform(launch: Launch, options, folder: Path, beside: bool = False) -> None
     """Run one launch; its lines are shown as they come, at its end if beside others, and kept."""
     jsonl = folder / f"{launch.name}.jsonl"
     chosen = [f"--kind={options.kind or launch.kind}", *(options.paths or ["tests"])]
-    chosen += ["-m", "not long"] * options.short
-    chosen += ["-m", "long or docs"] * (options.rest and launch.name in SHORT)
+    if options.short or (options.rest and launch.ranks and launch.name not in SHORT):
+        chosen += ["-m", "not long"]
+    elif options.rest and launch.name in SHORT:
+        chosen += ["-m", "long or docs"]
     program = ["-m", "pytest", f"--results={jsonl}", *chosen]
     python = str(Path(options.mpich_python if launch.mpi == "mpich" else options.python).absolute())
     if launch.ranks:  # which would race for pytest's cache; and prterun gives rank 0 a terminal
@@ -289,8 +291,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     part.add_argument(
         "--rest",
         action="store_true",
-        help="what --short leaves out: there only the tests marked long or docs; by default in "
-        + " ".join(REST),
+        help="of the launches of --short the tests that it leaves out, of others with ranks those "
+        f"that it would choose; by default in {' '.join(REST)}",
     )
     parser.add_argument("--kind", help="of tests, instead of the launch's own: cuda, for instance")
     options = parser.parse_args(arguments[:cut])
