@@ -265,7 +265,7 @@ def _operations(content: bytes, count: int) -> tuple[tuple[Operation, ...], int]
     # moment, numbers are used twice, or the count is set back.
     order = sorted(found, key=lambda each: (each.time, each.number))
     mine: dict[int, list[Operation]] = {}
-    for each in sorted(found, key=lambda each: -each.sequence):
+    for each in sorted(found, key=lambda each: (-each.sequence, -each.number)):
         mine.setdefault(each.serial, []).append(each)
     return tuple(mine[each.serial].pop() for each in order), torn
 

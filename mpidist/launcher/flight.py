@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from ..backends.flight import (
@@ -147,7 +147,8 @@ class Job:
     def events(self) -> list[RankEvents]:
         """Return the operations as events of a trace, one for each rank.
 
-        Ends are not recorded: an operation's event lasts until the process begins its next one.
+        Ends are not recorded: an operation's event lasts until the process begins its next one, a
+        phase's until the next phase.
         """
         ranks: dict[int, RankEvents] = {}
         for record in self.records:  # of a rank that was started again there are several
@@ -157,7 +158,10 @@ class Job:
             if record.count > len(record.operations):
                 ranks[record.rank] = rank = rank._replace(full=True)
             now = time.monotonic_ns() if record.alive else 0
-            for each, later in zip_longest(record.operations, record.operations[1:]):
+            phases = [each for each in record.operations if not each.sequence]
+            calls = [each for each in record.operations if each.sequence]
+            pairs = (zip_longest(row, row[1:]) for row in (calls, phases))
+            for each, later in chain.from_iterable(pairs):
                 end = max(later.time if later else now, each.time)
                 details = {"what": each.described, "number": each.sequence or None}
                 if later is None and not now:

@@ -269,3 +269,11 @@ def test_a_new_job_prunes(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder.prune, "__defaults__", (0, 0))
     Recorder(tmp_path / "flights" / "new", 0, 1)
     assert [path.name for path in (tmp_path / "flights").iterdir()] == ["new"]
+
+
+def test_phases_are_in_their_order_behind_other_operations(tmp_path):
+    recorder = Recorder(tmp_path / "jobs" / "job", 0, 1)
+    for number in range(20):
+        recorder.phase("md.elastic", f"phase {number}")
+    names = [each.text for each in flight.read(recorder.path).operations]
+    assert names == [f"phase {number}" for number in range(20)]

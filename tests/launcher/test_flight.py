@@ -247,19 +247,21 @@ def test_events_of_a_trace(tmp_path):
     ranks[0].begin("allreduce op=sum 8 x float64 by ring")
     ranks[0].recorder.phase("md.elastic", "forms the world")
     ranks[0].begin("barrier")
+    ranks[0].recorder.phase("md.elastic", "trains")
     job = Job(path)
     (rank,) = job.events()
-    first, phase, last = rank.events
+    first, last, phase, trains = rank.events
     assert (rank.rank, rank.host, rank.full) == (0, socket.gethostname(), False)
     assert [(e.name, e.track) for e in rank.events] == [
         ("allreduce", "world"),
-        ("forms the world", "md.elastic"),
         ("barrier", "world"),
+        ("forms the world", "md.elastic"),
+        ("trains", "md.elastic"),
     ]
     assert first.details == {"what": "allreduce op=sum 8 x float64 by ring (64 B)", "number": 1}
     assert phase.details == {"what": "forms the world"} and last.details["number"] == 2
-    assert first.begin <= first.end == phase.begin <= phase.end == last.begin <= last.end
-    assert abs(last.end - time.time()) < 60  # this process runs: until now
+    assert first.begin <= phase.begin <= first.end == last.begin <= phase.end == trains.begin
+    assert abs(last.end - time.time()) < 60 and last.end == trains.end  # it runs: until now
     assert job.divergences() == []  # a phase has no counterpart on other ranks
 
 
