@@ -73,10 +73,10 @@ def flight_command(job: str | None, last: int | None, trace: str | None, listed:
     for line in found.lines():
         click.echo(shown(line))
     if trace is not None:
-        ranks = found.events()
-        write(trace, ranks)
-        events = counted(sum(len(rank.events) for rank in ranks), "operation")
-        click.echo(f"{events} of {counted(len(ranks), 'rank')} in {trace}")
+        drawn = found.events()
+        write(trace, drawn)
+        events = counted(sum(len(rank.events) for rank in drawn), "operation")
+        click.echo(f"{events} of {counted(len(drawn), 'rank')} in {trace}")
     if last is None:
         return
     for record in found.records:

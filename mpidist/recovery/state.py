@@ -33,6 +33,7 @@ from .vault import Reader, Vault
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
 GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
+_STATE = 78  # tag of the message with the state for a rank that takes a place
 _PLAIN = (bool, int, float, str, tuple)
 
 Packed = tuple[str, dict[str, tuple[np.ndarray, str, int, tuple[int, ...], bool]]]
@@ -855,16 +856,23 @@ class State:
         received = {q: data for held, _ in answers for q, data in held.items()}
         about, small, sending, inside, alike = answers[source][1]
         states: dict[str, Packed] = {}
-        if needs or any(name in inside for name in about):
+        everywhere = any(name in inside for name in about) or len(needs) > 2
+        if needs or everywhere:
             count = sum(n for _, arrays in about.values() for n, *_ in arrays.values())
-            flat = np.empty(count, np.uint8)
+            takes = everywhere or comm.rank in (source, *needs)
+            flat = np.empty(count if takes else 0, np.uint8)
             if comm.rank == source:
                 parts = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
                 if parts:
                     np.concatenate(parts, out=flat)
-            if count:
+            if count and everywhere:
                 comm.broadcast(flat, out=flat, root=source, algorithm="binomial")
-            states = _filled(about, flat)
+            elif count and comm.rank == source:  # a spare or two: the others need not wait
+                for rank in needs:
+                    comm.send(flat, rank, _STATE)
+            elif count and takes:
+                comm.recv(flat, source, _STATE)
+            states = _filled(about, flat) if takes else {}
             if comm.rank not in needs:
                 states = {name: state for name, state in states.items() if name in inside}
         record = b""
