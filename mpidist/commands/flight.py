@@ -9,7 +9,7 @@ from ..errors import InvalidArgument
 from ..foreign import shown
 from ..measure import counted
 from .console import examples
-from .options import Count, complete_file
+from .options import OUTPUT, Count, complete_file
 
 
 def _complete(
@@ -38,7 +38,7 @@ def _complete(
 )
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False, writable=True),
+    type=OUTPUT,
     metavar="FILE",
     help="Write the records as a trace, for ui.perfetto.dev.",
 )
