@@ -112,7 +112,17 @@ class CheckpointError(MpidistError):
 
 
 class ReplicasDiffer(MpidistError):
-    """Parameters, or gradients of one batch, differ between ranks; the message names them all."""
+    """Parameters, or gradients of one batch, differ between ranks; the message names them all.
+
+    Attributes
+    ----------
+    at_fault : bool
+        Whether this rank has differed too often, so that it is better to go on without it.
+    """
+
+    def __init__(self, message: str, at_fault: bool = False):
+        super().__init__(message)
+        self.at_fault = at_fault
 
 
 class CommunicationError(MpidistError):

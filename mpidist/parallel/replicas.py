@@ -118,7 +118,10 @@ class ReplicaCheck:
             f"{'most ranks' if common else 'rank 0'}: {describe_unlike(odd)}; "
             f"{', '.join(hosts[:_TOLD])}{more}"
         )
-        why = "an optimizer step was skipped or differs there, or parameters were changed"
+        why, again = (
+            "an optimizer step was skipped or differs there, or parameters were changed",
+            [],
+        )
         if self._may_repair and not common:
             why = "no values are those of more than half of the ranks"
         elif self._may_repair:
@@ -131,7 +134,8 @@ class ReplicaCheck:
                 "comparisons: its memory, its processor or the state of its optimizer is at fault"
             )
         raise ReplicasDiffer(
-            f"rank {self._comm.rank}: {what}; {why}; broadcast_parameters() makes them equal"
+            f"rank {self._comm.rank}: {what}; {why}; broadcast_parameters() makes them equal",
+            at_fault=self._comm.rank in again,
         )
 
     def _repair(self, arrays: Named, roots: Mapping[str, int], what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,13 @@ from ..arguments import whole
 from ..backends import recorder
 from ..communicator import launch, layers
 from ..communicator.communicator import Communicator
-from ..errors import CommunicationError, InvalidArgument, LaunchError, RankFailed
+from ..errors import (
+    CommunicationError,
+    InvalidArgument,
+    LaunchError,
+    RankFailed,
+    ReplicasDiffer,
+)
 from ..measure import counted, format_time
 from . import records
 from .state import State
@@ -156,6 +163,8 @@ class _Job:
                         return result
                     self._recover()  # another rank has met a loss before it came here
                 except Exception as error:
+                    if isinstance(error, ReplicasDiffer) and error.at_fault and not self.why_not:
+                        self._end_here(error)
                     if not self._is_loss(error):
                         raise
                     self._leave(error)
@@ -229,13 +238,21 @@ class _Job:
 
     # -- a loss ------------------------------------------------------------------------------------
 
+    def _end_here(self, error: ReplicasDiffer) -> None:
+        """End this process, which computes wrongly, as a lost rank: the others go on without."""
+        log.error("%s; this rank ends", error)
+        logging.shutdown()
+        os._exit(1)
+
     def _is_loss(self, error: Exception) -> bool:
         """Return whether a rank is lost, by which any call may have ended in an error."""
         if self.why_not or getattr(error, "echo", False):
             return False
         until = time.monotonic() + KNOWN_WITHIN
         # LaunchError: a vault was not to be opened, as that of a rank which just ends.
-        follows = isinstance(error, (CommunicationError, LaunchError, RuntimeError))
+        # ReplicasDiffer: the rank at fault ends itself.
+        kinds = (CommunicationError, LaunchError, RuntimeError, ReplicasDiffer)
+        follows = isinstance(error, kinds)
         while not self._lost():
             if not follows or time.monotonic() > until:
                 return False

@@ -84,6 +84,20 @@ def test_any_rank_at_any_time(kills, spares):
 
 
 @needs_ulfm
+@pytest.mark.parametrize("spares", [1, late(0)])
+def test_a_rank_that_differs_for_the_third_time_is_lost(spares):
+    finished, done = train("faulty", ranks=4, spares=spares, steps=30)
+    ranks, output = 3 + spares, finished.output
+    assert finished.status == 0 and len(done) == ranks and len(set(done)) == 1, output
+    assert f" of {ranks} ranks at step 30" in done[0]
+    assert output.count("they have the values of the others now") == 2
+    assert re.search(
+        r"rank 1: .* rank 1 for the 3rd time .*; this rank ends$", output, re.MULTILINE
+    )
+    assert re.search(rf"step 15 goes on with {ranks} ranks", output)
+
+
+@needs_ulfm
 def test_timeline_of_a_loss(tmp_path):
     finished, done = train("numpy", "1:before:20", MPIDIST_FLIGHT=str(tmp_path))
     assert finished.status == 0 and len(done) == 3, finished.output

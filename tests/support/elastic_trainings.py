@@ -162,6 +162,28 @@ def nn_training():
     train(md.State(net=net, optimizer=optimizer, rng=rng))
 
 
+def faulty_training():
+    """A weight of rank 1 of the world flips again and again: the third time it is lost."""
+    net = nn.Linear(10, 3, seed=1)
+    optimizer = nn.SGD(net.parameters(), 0.01)
+
+    @md.elastic
+    def train(comm, state):
+        model = md.DDP(net, comm, check_replicas=1, differing="majority")
+        while state.step < STEPS:
+            if WORLD == 1 and state.step % 5 == 4:
+                net.weight.data.view(np.uint32)[0, 0] ^= 1
+            optimizer.zero_grad()
+            error = model(X[state.step :: 100]) - Y[state.step :: 100]
+            model.backward(2 * error / error.size)
+            model.sync_gradients()
+            optimizer.step()
+            commit(state)
+        done(comm, state, [p.data for p in net.parameters()])
+
+    train(md.State(net=net, optimizer=optimizer))
+
+
 def same_training():
     """The same weights on any number of ranks: twelve microbatches in each step."""
     net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
@@ -329,6 +351,7 @@ TRAININGS = {
     "nn": nn_training,
     "pipeline": pipeline_training,
     "same": same_training,
+    "faulty": faulty_training,
 }
 
 if __name__ == "__main__":
