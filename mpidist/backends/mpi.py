@@ -482,6 +482,10 @@ class MpiBackend(Backend):
             # What follows is the library's time, however late the last one has come.
             deadline = time.monotonic() + max(ulfm.LIMIT, seconds or 0.0)
             comm = ulfm.shrink(self.comm, deadline)
+            # Revoked before all have it, by a rank that fails below, it would crash the others: the
+            # library (5.0.11) does not expect that while it makes a communicator.
+            if ulfm.agree(self.comm, True, deadline, self.notice_losses) is None:
+                raise self._late(seconds)
             made, late = None, None
             try:
                 backend = self._over_survivors(comm, deadline)

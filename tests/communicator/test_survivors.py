@@ -61,9 +61,15 @@ def test_two_at_once():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["meeting", "set-up", "end"])
+@pytest.mark.parametrize("where", ["meeting", "made", "set-up", "end"])
 def test_another_loss_while_the_rest_go_on(where):
     done = lossy(5, "inside_recovery", where)
+    assert said(done, "left 3") == [0, 1, 2] and not done.status, done.output
+
+
+@pytest.mark.long
+def test_a_failed_set_up_does_not_crash_who_is_still_making_the_communicator():
+    done = lossy(4, "stopped_in_shrink")
     assert said(done, "left 3") == [0, 1, 2] and not done.status, done.output
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -148,7 +149,7 @@ def two_at_once():
 
 
 def inside_recovery(where):
-    """Another rank dies while the rest go on: in their meeting, in the set-up, or at its end."""
+    """Another rank dies while the rest go on: in a meeting, in the set-up, or at its end."""
     comm = mpidist.init(timeout=DEADLINE)
     comm.barrier()
     if comm.rank == 1:
@@ -158,8 +159,8 @@ def inside_recovery(where):
     except RankFailed:
         pass
     if comm.rank == 3:
-        place, calls = ("shrink", 1) if where == "set-up" else ("agree", 1 + (where == "end"))
-        die_in(place, calls)
+        places = {"meeting": ("agree", 1), "made": ("agree", 2), "end": ("agree", 3)}
+        die_in(*places.get(where, ("shrink", 1)))
     rest = comm.survivors()
     assert rest.size == comm.size - 2
     right(rest)
@@ -176,13 +177,45 @@ def die_in(name, calls):
         result = function(*arguments) if name == "shrink" or left[0] > 1 else None
         left[0] -= 1
         if not left[0]:
-            # Until the others wait: Open MPI 5.0.11 crashes on those that are still making the
-            # communicator when a rank of it dies.
-            time.sleep(0.3)
             die()
         return result
 
     setattr(ulfm, name, deadly)
+
+
+def stopped_in_shrink():
+    """Others fail, and say so, while one is still making the communicator of the rest."""
+    comm = mpidist.init(timeout=DEADLINE)
+    from mpidist.backends import mpi, ulfm
+
+    shrink, set_up, failed = ulfm.shrink, mpi.MpiBackend._over_survivors, []
+
+    def stopped(*arguments):
+        steps = f"sleep(0.002), kill({os.getpid()}, 19), sleep(0.3), kill({os.getpid()}, 18)"
+        code = f"from os import kill; from time import sleep; {steps}"
+        subprocess.Popen([sys.executable, "-S", "-c", code])
+        time.sleep(0.012)
+        return shrink(*arguments)
+
+    def failing(*arguments):
+        if not failed:
+            failed.append(True)
+            raise CommunicationError("of the test")
+        return set_up(*arguments)
+
+    if comm.rank == 2:
+        ulfm.shrink = stopped
+    else:
+        mpi.MpiBackend._over_survivors = failing
+    if comm.rank == 3:
+        die()
+    try:
+        again(comm.barrier)
+    except RankFailed:
+        pass
+    rest = comm.survivors()
+    right(rest)
+    say(rest, f"left {rest.size}")
 
 
 def of_a_part():
