@@ -186,21 +186,32 @@ class Reducer:
         """Keep the gradients of the last backward pass; those of the last microbatch are sent."""
         if self._is_given_up():
             microbatches.begin()
+            self._begin_counts()
         elif self.phase is Phase.BACKWARD and microbatches.last:
             microbatches.full = True  # no error yet: it may be the forward of an evaluation
         elif self.phase is Phase.BACKWARD:
             microbatches.keep(self.grouping.buckets)
+            self._begin_counts()
             self.phase = Phase.IDLE
         self.enabled = microbatches.last
+
+    def _begin_counts(self) -> None:
+        """Begin to count the additions to each gradient."""
+        for gradient in self.gradients:
+            gradient.count = 0
+        for bucket in self.grouping.buckets:
+            bucket.missing = len(bucket.gradients)
 
     def added(self, index: int) -> None:
         """Record an addition to the gradient of parameter `index`, and send complete buckets."""
         gradient, buckets = self.gradients[index], self.grouping.buckets
-        if gradient.final:
+        if gradient.final and (self.enabled or self.microbatches is None):
             self._refuse_addition(gradient)
         gradient.state = ADDED  # first: after an error no optimizer takes it for the mean
         if self.microbatches is not None:
             self.microbatches.check_full()
+            if gradient.count:
+                self.microbatches.check_again(gradient)
         if self.phase is Phase.IDLE or self.phase is Phase.AVERAGED:
             if self.microbatches is not None:
                 self.microbatches.check_first(gradient, self.gradients)
@@ -209,6 +220,7 @@ class Reducer:
         if bucket is not None and bucket.streams is not None:
             bucket.streams.note()
         if not self.enabled:
+            gradient.count += self.microbatches is not None
             return
         if self.on_backward is not None and not self.queued:
             self.on_backward()
@@ -398,9 +410,8 @@ class Reducer:
             self.microbatches.begin()
             self.enabled = self.microbatches.last
         for gradient in self.gradients:
-            gradient.state, gradient.count = RECEIVED, 0
-        for bucket in self.grouping.buckets:
-            bucket.missing = len(bucket.gradients)
+            gradient.state = RECEIVED
+        self._begin_counts()
         move = getattr(self.hook, "move", None)
         if move is not None and self.grouping.buckets is not buckets:
             move(buckets, self.grouping.buckets)

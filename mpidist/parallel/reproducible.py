@@ -2,15 +2,20 @@
 
 A sum that each rank begins by itself is rounded otherwise on another number of ranks.  So a batch
 is cut into a fixed number of microbatches, and their gradients are added as one binary tree over
-the numbers of the microbatches, which splits each range at the largest power of two below its
-length.  Each rank has a range of them, and adds what of the tree lies within it::
+the numbers of the microbatches.  It halves each range of even length, and splits one of odd length
+at the largest power of two below.  Each rank has a range, and adds what of the tree lies within::
 
     12 microbatches       0 1 2 3 4 5 6 7 8 9 10 11
-    the tree              (((01)(23))((45)(67)))((89)(10 11))
-    on 2 ranks            rank 0: 0-3, 4-5    rank 1: 6-7, 8-11
-    on 3 ranks            rank 0: 0-3    rank 1: 4-7    rank 2: 8-11
+    the tree              (((01)2)((34)5))(((67)8)((9 10)11))
+    on 2 ranks            rank 0: 0-5    rank 1: 6-11
+    on 3 ranks            rank 0: 0-2, 3    rank 1: 4, 5, 6-7    rank 2: 8, 9-11
+    on 4 ranks            rank 0: 0-2    rank 1: 3-5    rank 2: 6-8    rank 3: 9-11
 
-What the ranks then have are subtrees, which are added on as the tree goes on.
+What the ranks then have are subtrees, which are added on as the tree goes on.  Of a power of two of
+ranks each has one, if no rank has a part of a half of odd length.
+
+A microbatch that is a right child in the tree is added to its sibling by the backward pass itself:
+that sum stays in the bucket, where other sums are taken out of it.
 """
 
 from __future__ import annotations
@@ -34,26 +39,45 @@ from .transport import chained
 Subtree = tuple[int, int, Any]
 """First microbatch, their number, and the sum of their gradients."""
 
+Splits = dict[tuple[int, int], int]
+"""The inner nodes of a tree: first microbatch and number, and how many are in the left half."""
 
-def add(subtrees: list[Subtree], first: int, count: int, total: Any) -> None:
-    """Add a subtree behind others; two of equal size become one where the tree has their sum."""
+
+def power_below(count: int) -> int:
+    """Return the largest power of two below a number."""
+    return 1 << (count - 1).bit_length() - 1
+
+
+def tree(first: int, count: int) -> Splits:
+    """Return the tree over `count` microbatches from `first` on."""
+    if count == 1:
+        return {}
+    left = power_below(count) if count % 2 else count // 2
+    return {(first, count): left, **tree(first, left), **tree(first + left, count - left)}
+
+
+def add(splits: Splits, subtrees: list[Subtree], first: int, count: int, total: Any) -> None:
+    """Add a subtree behind others: as long as two are the halves of a node, they become that."""
     while subtrees:
         start, length, before = subtrees[-1]
-        if length != count or start % (2 * count):
+        if splits.get((start, length + count)) != length:
             break
         subtrees.pop()
         before += total
-        first, count, total = start, 2 * count, before
+        first, count, total = start, length + count, before
     subtrees.append((first, count, total))
 
 
-def summed(subtrees: Sequence[Subtree]) -> Any:
-    """Return the sum of all: of what is left, each is added to the sum of those behind it."""
-    *others, (_, _, total) = subtrees
-    for _, _, before in reversed(others):
-        before += total
-        total = before
-    return total
+def follows_ranks(splits: Splits, each: int, first: int, ranks: int) -> bool:
+    """Return whether a tree goes on over ranks with `each` microbatches as ``order="tree"``."""
+    if ranks == 1:
+        return True
+    left = power_below(ranks)
+    return (
+        splits.get((first * each, ranks * each)) == left * each
+        and follows_ranks(splits, each, first, left)
+        and follows_ranks(splits, each, first + left, ranks - left)
+    )
 
 
 def is_nonzero(gradient: Any) -> bool:
@@ -81,13 +105,25 @@ class Microbatches:
         self.extra = 0  # passes that were added nevertheless
         self.first = comm.rank * self.each
         self._rank = comm.rank
+        # A gradient was added to twice in a pass: only a sum that begins at zero has the two alone.
+        self.apart = False
+        # In each step: the sums so far; the last one is still in its bucket if `joins`.
         self._kept: WeakKeyDictionary[Bucket, list[Subtree]] = WeakKeyDictionary()
+        self._joins = False  # the next microbatch is added to the last sum by its backward pass
+        self._splits = tree(0, total)
+        # Of each microbatch that is a right child: where its sibling begins.
+        self._siblings = {
+            first + left: first
+            for (first, count), left in self._splits.items()
+            if count - left == 1
+        }
+        self._follows_ranks = follows_ranks(self._splits, self.each, 0, comm.size)
         # What each rank has when its last microbatch is added: first one and number of each sum.
         self._shapes: list[list[tuple[int, int]]] = []
         for rank in range(comm.size):
             subtrees: list[Subtree] = []
             for number in range(rank * self.each, (rank + 1) * self.each):
-                add(subtrees, number, 1, 0)
+                add(self._splits, subtrees, number, 1, 0)
             self._shapes.append([(first, count) for first, count, _ in subtrees])
 
     @property
@@ -95,21 +131,58 @@ class Microbatches:
         """Whether it is this rank's last one of the step."""
         return self.done == self.each - 1
 
+    def _add(self, bucket: Bucket, into_flat: bool) -> list[Subtree]:
+        """Add the bucket's microbatch to the sums before it; return all, the last in either."""
+        subtrees, flat = self._kept.setdefault(bucket, []), bucket.flat
+        first, count, total = self.first + self.done, 1, flat
+        if self._joins:
+            first, length, _ = subtrees.pop()
+            count += length
+        while (
+            subtrees
+            and self._splits.get((subtrees[-1][0], subtrees[-1][1] + count)) == subtrees[-1][1]
+        ):
+            first, length, before = subtrees.pop()
+            count += length
+            total = np.add(before, total, out=flat if into_flat else before)
+        subtrees.append((first, count, total))
+        return subtrees
+
     def keep(self, buckets: Sequence[Bucket]) -> None:
-        """Take the gradients of a microbatch out of the buckets, which are zero then."""
+        """Take the gradients of a microbatch out of the buckets, which are zero then.
+
+        They stay there if the next one is to be added to their sum.
+        """
+        following = self.first + self.done + 1
+        joins = not self.apart and self._siblings.get(following, -1) >= self.first
         for bucket in buckets:
             bucket.collect()
-            subtrees, flat = self._kept.setdefault(bucket, []), bucket.flat
-            add(subtrees, self.first + self.done, 1, flat)
-            if subtrees[-1][2] is flat:  # in no sum yet
-                subtrees[-1] = (*subtrees[-1][:2], flat.copy())
+            subtrees, flat = self._add(bucket, joins), bucket.flat
+            if joins:
+                continue
+            first, count, total = subtrees[-1]
+            if total is flat:  # in no sum yet
+                subtrees[-1] = (first, count, flat.copy())
             flat[...] = 0
-        self.done += 1
+        self.done, self._joins = self.done + 1, joins
 
     def begin(self) -> None:
         """Begin a step: forget what is kept."""
-        self.done, self.full, self.extra = 0, False, 0
+        self.done, self.full, self.extra, self._joins = 0, False, 0, False
         self._kept.clear()
+
+    def check_again(self, again: Gradient) -> None:
+        """Note that a pass adds to a gradient once more, as for a layer that is used twice.
+
+        InvalidArgument if the sum of the microbatches before is there, and so rounded otherwise.
+        """
+        self.apart = True
+        if self._joins:
+            raise InvalidArgument(
+                f"rank {self._rank}: {again.name} was added to more than once in a backward pass "
+                f"with reproducible={self.total}, and in none before: expected it in the first "
+                "pass of a rank already; zero_grad() and the same step again will do from now on"
+            )
 
     def check_first(self, added: Gradient, gradients: Sequence[Gradient]) -> None:
         """Raise InvalidArgument if the first addition of a backward pass cannot be one of a step.
@@ -153,13 +226,11 @@ class Microbatches:
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Start to average the gradients of all microbatches, of which this rank's last is here."""
         comm, flat = bucket.comm, bucket.flat
-        subtrees = self._kept.pop(bucket, [])
-        add(subtrees, self.first + self.each - 1, 1, flat)
-        if comm.size == 1:
-            flat[...] = summed(subtrees)
-        elif max(map(len, self._shapes)) == 1:  # the tree over the ranks is the rest of the tree
-            yield comm.iallreduce(subtrees[0][2], out=flat, order="tree")
-        else:  # each rank gets all subtrees of its part of the bucket
+        subtrees = self._add(bucket, True)
+        del self._kept[bucket]
+        if self._follows_ranks and comm.size > 1:
+            yield comm.iallreduce(flat, out=flat, order="tree")
+        elif comm.size > 1:  # each rank gets all subtrees of its part of the bucket
             parts = [slice(part.start, part.stop) for part in blocks(flat.size, comm.size)]
             sizes = [part.stop - part.start for part in parts]
             sent = np.concatenate([total[part] for part in parts for _, _, total in subtrees])
@@ -174,5 +245,5 @@ class Microbatches:
         """Return the sum of all ranks' subtrees, of the elements that this rank has received."""
         subtrees: list[Subtree] = []
         for number, (first, count) in enumerate(chain.from_iterable(self._shapes)):
-            add(subtrees, first, count, received[number * size : (number + 1) * size])
-        return summed(subtrees)
+            add(self._splits, subtrees, first, count, received[number * size :][:size])
+        return subtrees[0][2]

@@ -9,18 +9,19 @@ import pytest
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.frameworks.base import framework_of
 from mpidist.parallel import DDP, ZeroOptimizer, hooks
-from mpidist.parallel.reproducible import add, summed
+from mpidist.parallel.reproducible import add, tree
 from tests.support.training_kits import KITS, SMALL, Weights, batch, needs_torch, torch
 
 NUMBERS = itertools.count(1)  # of simulated ranks, which are threads: another one in each call
 
 
-def tree(terms):
-    """The sum that is wanted: each range is split at the largest power of two below its length."""
-    if len(terms) == 1:
+def summed(terms):
+    """The sum that is wanted: of halves, or at the largest power of two if the length is odd."""
+    count = len(terms)
+    if count == 1:
         return terms[0].copy()
-    half = 1 << (len(terms) - 1).bit_length() - 1
-    return tree(terms[:half]) + tree(terms[half:])
+    left = count // 2 if count % 2 == 0 else 1 << (count - 1).bit_length() - 1
+    return summed(terms[:left]) + summed(terms[left:])
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 6, 7, 8, 12, 13, 24, 30, 60])
@@ -31,13 +32,14 @@ def test_summed_by_any_number_of_ranks_is_the_tree(total):
         for rank in range(ranks):
             mine = []
             for number in range(rank * each, (rank + 1) * each):
-                add(mine, number, 1, terms[number].copy())
+                add(tree(0, total), mine, number, 1, terms[number].copy())
             assert len(mine) <= 2 * each.bit_length()
             every += mine
         joined = []
         for first, count, total_of in every:
-            add(joined, first, count, total_of)
-        assert summed(joined).tobytes() == tree(terms).tobytes(), ranks
+            add(tree(0, total), joined, first, count, total_of)
+        ((_, _, found),) = joined
+        assert found.tobytes() == summed(terms).tobytes(), ranks
 
 
 def alone(kit, total, steps):
@@ -53,7 +55,7 @@ def alone(kit, total, steps):
             kit.step(net, x, labels, 0.25)
             found.append([g.copy() for g in kit.gradients(net)])
         for k, gradient in enumerate(kit.gradients(net)):
-            gradient[...] = tree([each[k] for each in found]) / total
+            gradient[...] = summed([each[k] for each in found]) / total
         optimizer.step()
     return [v.tobytes() for v in kit.values(net)]
 
