@@ -107,6 +107,8 @@ class Microbatches:
         self._rank = comm.rank
         # A gradient was added to twice in a pass: only a sum that begins at zero has the two alone.
         self.apart = False
+        # Memory of sums that are no longer needed.
+        self._spare: WeakKeyDictionary[Bucket, list[Any]] = WeakKeyDictionary()
         # In each step: the sums so far; the last one is still in its bucket if `joins`.
         self._kept: WeakKeyDictionary[Bucket, list[Subtree]] = WeakKeyDictionary()
         self._joins = False  # the next microbatch is added to the last sum by its backward pass
@@ -138,15 +140,28 @@ class Microbatches:
         if self._joins:
             first, length, _ = subtrees.pop()
             count += length
-        while (
-            subtrees
-            and self._splits.get((subtrees[-1][0], subtrees[-1][1] + count)) == subtrees[-1][1]
-        ):
-            first, length, before = subtrees.pop()
-            count += length
+        while subtrees:
+            start, length, before = subtrees[-1]
+            if self._splits.get((start, length + count)) != length:
+                break
+            subtrees.pop()
+            self._release(bucket, before if into_flat else total)
             total = np.add(before, total, out=flat if into_flat else before)
+            first, count = start, length + count
         subtrees.append((first, count, total))
         return subtrees
+
+    def _release(self, bucket: Bucket, total: Any) -> None:
+        """Keep the memory of a sum for later ones: the system zeroes new memory page by page."""
+        if total is not bucket.flat:
+            self._spare.setdefault(bucket, []).append(total)
+
+    def _copy(self, bucket: Bucket) -> Any:
+        """Return a copy of a bucket, in memory that another sum had if there is some."""
+        spare = self._spare.get(bucket)
+        total = spare.pop() if spare else np.empty_like(bucket.flat)
+        total[...] = bucket.flat
+        return total
 
     def keep(self, buckets: Sequence[Bucket]) -> None:
         """Take the gradients of a microbatch out of the buckets, which are zero then.
@@ -162,13 +177,16 @@ class Microbatches:
                 continue
             first, count, total = subtrees[-1]
             if total is flat:  # in no sum yet
-                subtrees[-1] = (first, count, flat.copy())
+                subtrees[-1] = (first, count, self._copy(bucket))
             flat[...] = 0
         self.done, self._joins = self.done + 1, joins
 
     def begin(self) -> None:
         """Begin a step: forget what is kept."""
         self.done, self.full, self.extra, self._joins = 0, False, 0, False
+        for bucket, subtrees in self._kept.items():
+            for _, _, total in subtrees:
+                self._release(bucket, total)
         self._kept.clear()
 
     def check_again(self, again: Gradient) -> None:
@@ -234,6 +252,8 @@ class Microbatches:
             parts = [slice(part.start, part.stop) for part in blocks(flat.size, comm.size)]
             sizes = [part.stop - part.start for part in parts]
             sent = np.concatenate([total[part] for part in parts for _, _, total in subtrees])
+            for _, _, total in subtrees:
+                self._release(bucket, total)
             counts: Any = [[len(shapes) * size for size in sizes] for shapes in self._shapes]
             work = comm.ialltoall(sent, counts=counts)
             yield work
