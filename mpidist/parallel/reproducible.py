@@ -106,7 +106,7 @@ class Microbatches:
         self.first = comm.rank * self.each
         self._rank = comm.rank
         # A gradient was added to twice in a pass: only a sum that begins at zero has the two alone.
-        self.apart = False
+        self._apart = False
         # Memory of sums that are no longer needed.
         self._spare: WeakKeyDictionary[Bucket, list[Any]] = WeakKeyDictionary()
         # In each step: the sums so far; the last one is still in its bucket if `joins`.
@@ -135,6 +135,11 @@ class Microbatches:
 
     def _add(self, bucket: Bucket, into_flat: bool) -> list[Subtree]:
         """Add the bucket's microbatch to the sums before it; return all, the last in either."""
+        if self.done and bucket not in self._kept:
+            raise InvalidArgument(
+                f"rank {self._rank}: the buckets have changed within a step with reproducible="
+                f"{self.total}: expected a state to be loaded before the first forward of a step"
+            )
         subtrees, flat = self._kept.setdefault(bucket, []), bucket.flat
         first, count, total = self.first + self.done, 1, flat
         if self._joins:
@@ -168,10 +173,13 @@ class Microbatches:
 
         They stay there if the next one is to be added to their sum.
         """
-        following = self.first + self.done + 1
-        joins = not self.apart and self._siblings.get(following, -1) >= self.first
+        if self._joins:
+            self._check_joined([g for bucket in buckets for g in bucket.gradients])
         for bucket in buckets:
             bucket.collect()
+        following = self.first + self.done + 1
+        joins = not self._apart and self._siblings.get(following, -1) >= self.first
+        for bucket in buckets:
             subtrees, flat = self._add(bucket, joins), bucket.flat
             if joins:
                 continue
@@ -194,13 +202,24 @@ class Microbatches:
 
         InvalidArgument if the sum of the microbatches before is there, and so rounded otherwise.
         """
-        self.apart = True
+        self._apart = True
         if self._joins:
+            self.extra = 1
             raise InvalidArgument(
                 f"rank {self._rank}: {again.name} was added to more than once in a backward pass "
                 f"with reproducible={self.total}, and in none before: expected it in the first "
                 "pass of a rank already; zero_grad() and the same step again will do from now on"
             )
+
+    def _check_joined(self, gradients: Sequence[Gradient]) -> None:
+        """Raise InvalidArgument if a gradient lacks the sum to which the last pass was to add."""
+        for gradient in gradients:
+            if gradient.parameter.grad is not gradient.view:
+                raise InvalidArgument(
+                    f"rank {self._rank}: the gradient of {gradient.name} was set to None, or "
+                    f"replaced, between two backward passes of a step with reproducible="
+                    f"{self.total}: expected that to come after the last one only"
+                )
 
     def check_first(self, added: Gradient, gradients: Sequence[Gradient]) -> None:
         """Raise InvalidArgument if the first addition of a backward pass cannot be one of a step.

@@ -8,9 +8,10 @@ import pytest
 
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.frameworks.base import framework_of
+from mpidist.nn import Module, Parameter
 from mpidist.parallel import DDP, ZeroOptimizer, hooks
 from mpidist.parallel.reproducible import add, tree
-from tests.support.training_kits import KITS, SMALL, Weights, batch, needs_torch, torch
+from tests.support.training_kits import KITS, SMALL, SMALLEST, Weights, batch, needs_torch, torch
 
 NUMBERS = itertools.count(1)  # of simulated ranks, which are threads: another one in each call
 
@@ -61,7 +62,7 @@ def alone(kit, total, steps):
 
 
 @pytest.mark.parametrize("overlap", ["none", "polls", "auto"])
-@pytest.mark.parametrize("each", [1, 2, 3, 5])
+@pytest.mark.parametrize("each", [1, 2, 3, 5, 6, 7])
 @pytest.mark.parametrize("kit", KITS)
 def test_weights_are_those_of_one_process(comm, kit, each, overlap):
     """One, two and more subtrees a rank; several buckets, also changed after the first step."""
@@ -78,6 +79,188 @@ def test_weights_are_those_of_one_process(comm, kit, each, overlap):
         model.sync_gradients()
         optimizer.step()
     assert [v.tobytes() for v in kit.values(net)] == alone(kit, total, 4)
+    model.close()
+
+
+class Planned(Module):
+    """Its backward makes the additions of a plan: for each microbatch (parameter, value) pairs."""
+
+    def __init__(self, plans):
+        self.plans, self.parts = plans, [Parameter(np.zeros(5, np.float32)) for _ in range(4)]
+
+    def named_parameters(self):
+        return [(f"p{k}", p) for k, p in enumerate(self.parts)]
+
+    def forward(self, number):
+        self.number = number
+        return number
+
+    def backward(self, grad):
+        for k, value in self.plans[self.number]:
+            self.parts[k].accumulate(value.copy())
+        return grad
+
+    def wanted(self, k):
+        """The bits of the mean for parameter `k`: each microbatch begins at zero."""
+        sums = []
+        for plan in self.plans:
+            total = np.zeros(5, np.float32)
+            for index, value in plan:
+                if index == k:
+                    total += value
+            sums.append(total)
+        return (summed(sums) / np.float32(len(self.plans))).tobytes()
+
+
+def random_plans(kind, total):
+    """Additions of values whose sums depend on their order; the last parameter is never used."""
+    random = np.random.default_rng(total)
+    plans = []
+    for number in range(total):
+        used = {
+            "once": [0, 1, 2],
+            "twice": [0, 1, 2, 1],
+            "twice each other one": [0, 1, 2, *([1, 1] if number % 2 == 0 else [])],
+            "unused in some": [k for k in range(3) if (number + 1) % (k + 2)] or [0],
+            "negative zeros": [0, 1, 2],
+        }[kind]
+        values = random.normal(size=(len(used), 5)) * 10.0 ** random.integers(-4, 4)
+        plans.append([(k, v.astype(np.float32)) for k, v in zip(used, values, strict=True)])
+        if kind == "negative zeros":
+            for _, value in plans[-1]:
+                value[:3] = -0.0
+    return plans
+
+
+@pytest.mark.parametrize(
+    "kind", ["once", "twice", "twice each other one", "unused in some", "negative zeros"]
+)
+@pytest.mark.parametrize("total", [12, 7, 15, 16, 20])
+@pytest.mark.parametrize("overlap", ["none", "polls"])
+def test_bits_do_not_depend_on_how_often_a_pass_adds(comm, kind, total, overlap):
+    """A sum onto which a pass adds must not have the two additions of a layer that is shared."""
+    total = total if total % comm.size == 0 else total * comm.size
+    each, plans = total // comm.size, random_plans(kind, total)
+    if kind == "twice each other one" and each % 2 and comm.size > 1:
+        each = 2 * each  # else some rank sees the second addition after its first pass: below
+        total, plans = each * comm.size, random_plans(kind, each * comm.size)
+    if kind == "twice each other one" and overlap == "polls":
+        overlap = "none"  # else refused: in the last pass of a step as in that of the first one
+    net = Planned(plans)
+    model = DDP(net, comm, reproducible=total, overlap=overlap, unused="zero", **SMALLEST)
+    for _ in range(3):
+        net.zero_grad()
+        for _ in range(each):
+            model(model.microbatch)
+            model.backward(None)
+        for k, p in enumerate(net.parts):
+            assert p.grad.tobytes() == net.wanted(k), k
+    model.close()
+
+
+def joined(comm, each):
+    """How many microbatches a rank has before the first one that is added to a sum."""
+    first = comm.rank * each
+    splits = tree(0, each * comm.size).items()
+    right = {start + left for (start, n), left in splits if n - left == 1 and start >= first}
+    return min(n - first for n in right if first < n < first + each)
+
+
+def test_second_addition_that_comes_late_is_named(comm):
+    """The sum of the microbatches before is in the gradient by then; the next try keeps apart."""
+    each = 6
+    plans, late = random_plans("once", each * comm.size), joined(comm, each)
+    for place in comm.allgather_object(comm.rank * each + late):
+        plans[place].append(plans[place][0])
+    net = Planned(plans)
+    model = DDP(net, comm, reproducible=each * comm.size, unused="zero", sync="manual")
+    for _ in range(late):
+        model(model.microbatch)
+        model.backward(None)
+    model(model.microbatch)
+    with pytest.raises(InvalidArgument, match="p0 was added to more than once in a backward pass"):
+        model.backward(None)
+    for _ in range(each - late - 1):
+        model(model.microbatch)
+        model.backward(None)
+    with pytest.raises(InvalidArgument, match="after 7 backward passes"):  # not averaged wrongly
+        model.sync_gradients()
+    net.zero_grad()
+    for _ in range(each):
+        model(model.microbatch)
+        model.backward(None)
+    model.sync_gradients()
+    for k, p in enumerate(net.parts):
+        assert p.grad.tobytes() == net.wanted(k), k
+
+
+@pytest.mark.parametrize("change", ["none", "replaced"])
+def test_gradient_that_lacks_the_sum_is_named(comm, change):
+    each = 6
+    net = Planned(random_plans("once", each * comm.size))
+    model = DDP(net, comm, reproducible=each * comm.size, sync="manual")
+    for _ in range(joined(comm, each) + 1):
+        model(model.microbatch)
+        model.backward(None)
+    net.parts[1].grad = None if change == "none" else net.parts[1].grad / 2
+    with pytest.raises(InvalidArgument, match="of p1 was set to None, or replaced, between two"):
+        model(model.microbatch)
+
+
+def torch_bits(net, each, total, backward, model=None):
+    """The gradients of one step of `each` microbatches; by a DDP, or summed here."""
+    net.zero_grad()
+    found = []
+    for number in range(each):
+        number = number if model is None else model.microbatch
+        x = torch.from_numpy(batch(number, 4)[0])
+        backward(net if model is None else model, x)
+        if model is None:
+            found.append([p.grad.numpy().copy() for p in net.parameters()])
+            net.zero_grad()
+    if model is not None:
+        model.sync_gradients()
+        return [p.grad.numpy().tobytes() for p in net.parameters()]
+    return [(summed(list(each_of)) / total).tobytes() for each_of in zip(*found, strict=True)]
+
+
+@needs_torch
+@pytest.mark.parametrize("each", [2, 3, 4])
+@pytest.mark.parametrize("way", ["reentrant", "two backward passes"])
+def test_bits_are_those_of_one_process_where_pytorch_adds_otherwise(comm, way, each):
+    from torch.utils.checkpoint import checkpoint
+
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 6).double()
+
+        def forward(self, x):
+            x.requires_grad_(True)
+            if way != "reentrant":
+                return self.layer(self.layer(x))
+            for _ in range(2):  # each has a backward pass of its own, which adds
+                x = checkpoint(self.layer, x, use_reentrant=True)
+            return x
+
+    def backward(model, x):
+        loss = model(x).square().sum()
+        if way == "two backward passes":
+            loss.backward(retain_graph=True)
+            (loss * 0.1).backward()
+        else:
+            loss.backward()
+
+    alone, net = Shared(), Shared()
+    random = np.random.default_rng(0)
+    values = {n: torch.from_numpy(random.normal(size=p.shape)) for n, p in net.named_parameters()}
+    for module in (alone, net):
+        module.load_state_dict(values)
+    total = each * comm.size
+    wanted = torch_bits(alone, total, total, backward)
+    model = DDP(net, comm, reproducible=total, sync="manual", init_sync=False)
+    for _ in range(2):
+        assert torch_bits(net, each, total, backward, model) == wanted
     model.close()
 
 
