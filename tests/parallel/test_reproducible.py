@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 
+from mpidist.communicator.simulation import run_simulated
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.frameworks.base import framework_of
 from mpidist.nn import Module, Parameter
@@ -156,6 +157,27 @@ def test_bits_do_not_depend_on_how_often_a_pass_adds(comm, kind, total, overlap)
         for k, p in enumerate(net.parts):
             assert p.grad.tobytes() == net.wanted(k), k
     model.close()
+
+
+@pytest.mark.parametrize("kind", ["once", "twice", "unused in some", "negative zeros"])
+@pytest.mark.parametrize("total", [12, 24, 60])
+def test_bits_are_equal_on_every_number_of_ranks(total, kind):
+    """Ranks that have one subtree and several, of equal and of different numbers."""
+    plans = random_plans(kind, total)
+
+    def train(comm):
+        net = Planned(plans)
+        model = DDP(net, comm, reproducible=total, unused="zero", **SMALLEST)
+        for _ in range(2):
+            net.zero_grad()
+            for _ in range(total // comm.size):
+                model(model.microbatch)
+                model.backward(None)
+        return [p.grad.tobytes() for p in net.parts]
+
+    wanted = [Planned(plans).wanted(k) for k in range(4)]
+    for ranks in (1, 2, 3, 4, 6, 12):
+        assert run_simulated(ranks, train) == [wanted] * ranks, ranks
 
 
 def joined(comm, each):
