@@ -118,6 +118,9 @@ class Arrays:
         """Fill the gradient with zeros."""
         p.grad[...] = 0
 
+    def changes(self, x: Any) -> None:
+        """Return None: numpy and cupy do not count changes."""
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Call `act` after each addition to the gradient of a :class:`mpidist.nn.Parameter`.
 

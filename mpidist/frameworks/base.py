@@ -203,6 +203,12 @@ class Framework(Protocol):
     def clear(self, p: Any) -> None:
         """Fill the gradient of a parameter with zeros, in place."""
 
+    def changes(self, x: Any) -> int | None:
+        """Return how often an array was changed in place so far; None if the library has no count.
+
+        Changes of its memory by another library do not count.
+        """
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Call `act` after each addition of a backward pass to ``p.grad``.
 

@@ -36,14 +36,15 @@ class Gradient:
     `received` is the first state, too: the ranks begin with nothing that has to be averaged.
     """
 
-    __slots__ = ("bucket", "count", "expected", "index", "name", "nbytes", "order", "parameter",
-                 "reports", "sparse", "state", "view")  # fmt: skip
+    __slots__ = ("bucket", "changes", "count", "expected", "index", "name", "nbytes", "order",
+                 "parameter", "reports", "sparse", "state", "view")  # fmt: skip
 
     def __init__(self, index: int, name: str, parameter: Any, nbytes: int, sparse: bool):
         self.index, self.name, self.parameter = index, name, parameter
         self.nbytes, self.sparse = nbytes, sparse
         self.bucket: int | None = None  # its number, not the bucket: no cycle holds the memory
         self.view: Any = None  # what the gradient is after a sync; of a sparse one the last mean
+        self.changes: int | None = None  # of its view before a backward pass, with microbatches
         self.reports = True  # whether its library calls back at each addition
         self.state = RECEIVED
         # Additions to be averaged in this step, when the first came, and how many are the last.

@@ -158,6 +158,8 @@ class Reducer:
         if self.microbatches is not None:
             self._next_microbatch(self.microbatches)
         lost = sum([bucket.attach() for bucket in self.grouping.buckets])
+        if self.microbatches is not None and self.phase is not Phase.BACKWARD:
+            self.microbatches.note_changes(self.grouping.buckets)
         for gradient in self.grouping.sparse:
             if gradient.parameter.grad is None:
                 lost += gradient.state is ADDED

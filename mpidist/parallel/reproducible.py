@@ -105,7 +105,8 @@ class Microbatches:
         self.extra = 0  # passes that were added nevertheless
         self.first = comm.rank * self.each
         self._rank = comm.rank
-        # A gradient was added to twice in a pass: only a sum that begins at zero has the two alone.
+        # A pass has added to a gradient twice, or a hook has changed one: only what begins at zero
+        # has that pass alone.
         self._apart = False
         # Memory of sums that are no longer needed.
         self._spare: WeakKeyDictionary[Bucket, list[Any]] = WeakKeyDictionary()
@@ -177,6 +178,7 @@ class Microbatches:
             self._check_joined([g for bucket in buckets for g in bucket.gradients])
         for bucket in buckets:
             bucket.collect()
+            self._check_changes(bucket)
         following = self.first + self.done + 1
         joins = not self._apart and self._siblings.get(following, -1) >= self.first
         for bucket in buckets:
@@ -210,6 +212,30 @@ class Microbatches:
                 f"with reproducible={self.total}, and in none before: expected it in the first "
                 "pass of a rank already; zero_grad() and the same step again will do from now on"
             )
+
+    def note_changes(self, buckets: Sequence[Bucket]) -> None:
+        """Note before a backward pass how often gradients were changed in place."""
+        for bucket in buckets:
+            for gradient, view in zip(bucket.gradients, bucket.views, strict=True):
+                gradient.changes = bucket.framework.changes(view)
+
+    def _check_changes(self, bucket: Bucket) -> None:
+        """Note that gradients were changed by other means than additions, as by a hook.
+
+        InvalidArgument if they had the sum of the microbatches before.
+        """
+        for gradient in bucket.gradients:
+            before, after = gradient.changes, bucket.framework.changes(gradient.view)
+            if before is None or after is None or after - before == gradient.count:
+                continue
+            self._apart = True
+            if self._joins:
+                raise InvalidArgument(
+                    f"rank {self._rank}: the gradient of {gradient.name} was changed in place in "
+                    f"or after a backward pass with reproducible={self.total}, and not in the first"
+                    " of this rank: expected changes by Tensor.register_hook, in each pass alike, "
+                    "or when all gradients are averaged"
+                )
 
     def _check_joined(self, gradients: Sequence[Gradient]) -> None:
         """Raise InvalidArgument if a gradient lacks the sum to which the last pass was to add."""
@@ -263,6 +289,7 @@ class Microbatches:
     def __call__(self, bucket: Bucket) -> Iterator[Any]:
         """Start to average the gradients of all microbatches, of which this rank's last is here."""
         comm, flat = bucket.comm, bucket.flat
+        self._check_changes(bucket)
         subtrees = self._add(bucket, True)
         del self._kept[bucket]
         if self._follows_ranks and comm.size > 1:

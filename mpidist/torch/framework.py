@@ -236,6 +236,10 @@ class Torch:
             p.grad = p.grad.detach()
         p.grad.zero_()
 
+    def changes(self, x: Any) -> int | None:
+        """Return how often a tensor was changed in place by PyTorch so far, as autograd counts."""
+        return x._version
+
     def on_gradient(self, p: Any, act: Callable[[], object]) -> Remove | None:
         """Call `act` after each addition to the gradient of `p`; return a function to stop that."""
         return p.register_post_accumulate_grad_hook(partial(_ignoring, act)).remove

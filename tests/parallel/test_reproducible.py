@@ -286,6 +286,44 @@ def test_bits_are_those_of_one_process_where_pytorch_adds_otherwise(comm, way, e
     model.close()
 
 
+def cubed(p):
+    """A hook that changes a gradient in place, not linearly."""
+    with torch.no_grad():
+        p.grad.pow_(3)
+
+
+@needs_torch
+@pytest.mark.parametrize("each", [2, 3, 4, 6])
+def test_bits_are_those_of_one_process_where_a_hook_changes_gradients(comm, each):
+    """It must have each microbatch's own, not sums."""
+    alone, net = KITS[1].values[0].mlp(), KITS[1].values[0].mlp()
+    for module in (alone, net):
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(cubed)
+
+    def backward(model, x):
+        model(x).square().sum().backward()
+
+    total = each * comm.size
+    wanted = torch_bits(alone, total, total, backward)
+    model = DDP(net, comm, reproducible=total, sync="manual", **SMALL)
+    for _ in range(2):
+        assert torch_bits(net, each, total, backward, model) == wanted
+
+
+@needs_torch
+def test_change_of_a_sum_is_named(comm):
+    """As by clip_grad_norm_ after each backward pass, but the first."""
+    each, net = 6, KITS[1].values[0].mlp()
+    model = DDP(net, comm, reproducible=each * comm.size, sync="manual")
+    x = torch.from_numpy(batch(0, 4)[0])
+    for _ in range(joined(comm, each) + 1):
+        model(x).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    with pytest.raises(InvalidArgument, match="of 4.bias was changed in place in or after"):
+        model(x)
+
+
 def test_step_given_up_is_forgotten(comm):
     """By zero_grad(), as of a loss that is no number."""
     kit = KITS[0].values[0]
