@@ -112,6 +112,12 @@ from .options import OUTPUT, Count, Seconds
     "any other program from its Checkpoint.",
 )
 @click.option(
+    "--min-ranks",
+    type=Count(),
+    help="With --max-restarts on several nodes: the least number of ranks on which the job starts "
+    "again, without the nodes that are down; by default 1.",
+)
+@click.option(
     "--trace",
     type=OUTPUT,
     metavar="FILE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import LaunchError
@@ -139,6 +139,23 @@ def job_facts(job: str) -> dict[str, str]:
     """
     words = _scontrol("-o", "show", "job", job).split()
     return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def host_names(node_list: str) -> list[str]:
+    """Return the nodes of SLURM's short form, as of ``n[1-4]``; [] if SLURM does not answer."""
+    return _scontrol("show", "hostnames", node_list).split()
+
+
+def nodes_down(names: Sequence[str]) -> set[str]:
+    """Return those of some nodes that are down, or do not answer to SLURM."""
+    found = set()
+    for line in _scontrol("-o", "show", "node", ",".join(names)).splitlines():
+        facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        state = facts.get("State", "")
+        # As IDLE+NOT_RESPONDING, or ALLOCATED* in older releases.
+        if state.startswith("DOWN") or "*" in state or "NOT_RESPONDING" in state:
+            found.add(facts.get("NodeName", ""))
+    return found & set(names)
 
 
 def _scontrol(*arguments: str) -> str:

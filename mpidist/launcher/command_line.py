@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import LaunchError
 from .allocation import SlurmAllocation, cores, in_step, threads_per_core
@@ -39,9 +40,11 @@ def slurm_launch(
     allocation: SlurmAllocation,
     ranks: int | None,
     per_node: int | None,
+    left_out: Sequence[str] = (),
 ) -> Launch:
     """Return the launch on the nodes of an allocation, by srun with `plugin` or by mpiexec (None).
 
+    `left_out` are nodes that SLURM has granted, and `allocation` has no more, as they are down.
     LaunchError is raised if the job is heterogeneous.
     """
     if allocation.parts > 1:
@@ -51,6 +54,7 @@ def slurm_launch(
             "srun --mpi=… --het-group=… yourself"
         )
     placed = place(allocation, ranks, per_node, threads_per_core(allocation))
+    placed = replace(placed, left_out=tuple(left_out))
     wanted = {"OMP_NUM_THREADS": str(placed.cores)}
     if vendor == OPEN_MPI:
         wanted |= AS_ROOT if plugin is None and os.geteuid() == 0 else {}

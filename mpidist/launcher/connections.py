@@ -121,6 +121,12 @@ class Connections(Reports):
                 _tell(connection, signal=int(number))
         return True
 
+    def close(self) -> None:
+        """Close all connections, having told the monitors that this is no accident."""
+        for connection in self._connections:
+            _tell(connection, over=1)
+        super().close()
+
     def ask(self, launcher: int) -> dict[int, Seen | None]:
         """Ask the monitors, which will answer."""
         asked = [each for each in self._connections if each.rank is not None]

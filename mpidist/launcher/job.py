@@ -24,6 +24,7 @@ from .mpi import (
     read_knobs,
     say,
 )
+from .nodes import Nodes
 from .notes import Notes
 from .program import Program
 from .restarts import Restarts, remove_left
@@ -58,6 +59,7 @@ class JobOptions:
     survive: bool = False  # the others go on when a rank is lost
     spares: int | None = None  # more ranks, which wait to take the place of lost ones
     max_restarts: int = 0  # how often the job is started again after a failure
+    min_ranks: int | None = None  # of a new start without the nodes that are down; None for 1
     trace: str | None = None  # file for a trace of all ranks
     roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
@@ -88,6 +90,8 @@ class JobOptions:
                 f"{self.outlives}: not with --launcher srun or --mpi: srun ends all ranks when one "
                 "is lost; mpirun of Open MPI 5 or later does not"
             )
+        if self.min_ranks is not None and not self.max_restarts:
+            raise InvalidArgument(f"--min-ranks {self.min_ranks}: only with --max-restarts")
         if self.spares and self.ranks is None:
             raise InvalidArgument(f"--spares {self.spares}: only with -n, the ranks beside them")
 
@@ -100,6 +104,11 @@ class JobOptions:
     def started(self) -> int | None:
         """The number of ranks to start, if one was given."""
         return None if self.ranks is None else self.ranks + (self.spares or 0)
+
+    def on_fewer(self, started: int) -> JobOptions:
+        """Return the options of a start on fewer ranks: first of all it has fewer spares."""
+        ranks = min(self.ranks or started, started)
+        return replace(self, ranks=ranks, spares=(started - ranks) or None)
 
     @property
     def needs_watch(self) -> bool:
@@ -177,7 +186,11 @@ def run_job(
         remove_left()
         how = replace(options, watch=watched)
         alone = allocation.nodes == 1 if allocation else not may_be_elsewhere(os.environ)
-        starts = Restarts(options.max_restarts, alone)
+        environ = {**own_environment(os.environ), **launch.settings}
+        single = alone or not options.max_restarts
+        nodes = None if single else Nodes.find(library.vendor, allocation, environ)
+        in_memory = alone or nodes is not None
+        starts = Restarts(options.max_restarts, in_memory, nodes, options.min_ranks or 1)
         # Between two starts as well: a Ctrl-C ends the next one.
         recorded = TO_LAUNCHER if options.max_restarts else ()
         with starts, signals.recorded(*recorded):
@@ -188,13 +201,16 @@ def run_job(
                 if status and job.never_started and PMI2 in launch.launcher:
                     say(f"no rank came through MPI_Init under srun {PMI2}")
                     if (options.launcher, options.mpi) == ("auto", None):
-                        launch = make_launch(
-                            library, allocation, replace(options, launcher="mpiexec")
-                        )
+                        options = replace(options, launcher="mpiexec")
+                        launch = make_launch(library, allocation, options, nodes)
                         launch.settings.update(starts.settings)
                         say(f"once more: {launch.line(program.by_hand())}")
                         status, job = start(launch, program, how, signals)
                 again = starts.again(job, status)
+                if again and starts.ranks is not None:
+                    assert nodes is not None
+                    options, allocation = options.on_fewer(starts.ranks), nodes.allocation
+                    launch = make_launch(library, allocation, options, nodes)
         if options.requeue and status == os.EX_TEMPFAIL:
             assert allocation is not None
             requeue(allocation, options.requeue_limit or REQUEUES)
@@ -202,17 +218,30 @@ def run_job(
 
 
 def make_launch(
-    library: InstalledMpi, allocation: SlurmAllocation | None, options: JobOptions
+    library: InstalledMpi,
+    allocation: SlurmAllocation | None,
+    options: JobOptions,
+    nodes: Nodes | None = None,
 ) -> Launch:
-    """Return the launch for an MPI library: on this machine, or in an allocation if given."""
+    """Return the launch for an MPI library: on this machine, or in an allocation if given.
+
+    `nodes` are those of the job, where some may have been left out.
+    """
     if allocation is None:
         launch = local_launch(library.vendor, options.started or cores())
     else:
         how = "mpiexec" if options.outlives else options.launcher
         plugin = choose_launcher(library, how, options.mpi)
         launch = slurm_launch(
-            library.vendor, plugin, allocation, options.started, options.ranks_per_node
+            library.vendor,
+            plugin,
+            allocation,
+            options.started,
+            options.ranks_per_node,
+            nodes.left_out if nodes is not None else (),
         )
+    if nodes is not None:
+        launch.settings.update(nodes.settings)
     if options.outlives:
         outlive_losses(launch, library, options.outlives)
     if options.spares:

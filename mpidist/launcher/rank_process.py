@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import importlib.util
 import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -46,6 +48,7 @@ REPORT_SECONDS = 0.5  # for the last output, before the end of the program is re
 REST_SECONDS = 2.0  # for processes that the program left behind: to end, and then after SIGTERM
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL when mpidist run is gone
 PR_SET_PDEATHSIG = 1
+VAULTS, OF_NODES = "MPIDIST_VAULTS", "mpidist-vaults-nodes-"  # as in records.py and restarts.py
 DO_NOT_KILL = b"."  # to the guard: any byte; without one the pipe ends when this process is killed
 
 
@@ -87,6 +90,7 @@ class RankProcess:
         self.roll_call = roll_call
         self.flight = ""  # folder of the program's flight record
         self.child: subprocess.Popen | None = None
+        self.abandoned = False  # whether mpidist run is gone without a word
         self.connection = connect(address)
         if self.connection is None:
             sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {address}\n")
@@ -151,16 +155,20 @@ class RankProcess:
 
     def receive_signals(self) -> None:
         """Pass on signals of ``mpidist run``, and answer it; end the program if it is gone."""
+        over = False  # it has said so: its launcher has ended
         try:
             assert self.connection is not None
             for text in self.connection.makefile():
                 words = json.loads(text)
                 if "signal" in words:
                     self.send(words["signal"])
+                elif "over" in words:
+                    over = True
                 else:
                     threading.Thread(target=self.answer, daemon=True).start()
         except OSError:
             pass
+        self.abandoned = not over
         # mpidist run is gone.  A rank inside an MPI call does not react to SIGTERM.
         self.send(signal.SIGTERM)
         if self.child is not None:
@@ -320,6 +328,21 @@ def open_log(path: str) -> IO[bytes]:
     return file
 
 
+def hold_records() -> None:
+    """Make the folder of this node for the records of a job on several, and lock it until the end.
+
+    On the node of ``mpidist run`` that has made it, and holds it.
+    """
+    folder = os.environ.get(VAULTS, "")
+    if OF_NODES not in folder:
+        return
+    with contextlib.suppress(OSError):  # the program says what is wrong with it
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fcntl.flock(os.open(folder, flags), fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 def own_group() -> None:
     """Make this new process, before it runs the program, lead a group and die with the monitor."""
     os.setpgid(0, 0)
@@ -405,7 +428,10 @@ def main(arguments: list[str]) -> None:
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)
     seconds = next((float(o.partition("=")[2]) for o in options if o.startswith("roll-call=")), 0)
     process = RankProcess(address, "label" in options, logs, seconds)
+    hold_records()
     status = process.run(arguments[cut + 1 :])
+    if process.abandoned and OF_NODES in (folder := os.environ.get(VAULTS, "")):
+        shutil.rmtree(folder, ignore_errors=True)  # there will be no other start
     # Open MPI's launcher counts a rank that ends by an exit code twice, and then ends too soon.
     exit_like(-signal.SIGKILL if "survive" in options and status > 0 else status)
 

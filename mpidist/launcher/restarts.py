@@ -6,17 +6,23 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import MpidistError
+from ..measure import counted
 from .failures import Failure
 from .mpi import say
+from .nodes import Nodes, short
 from .supervisor import Supervisor
 
 PREFIX = "mpidist-vaults-"
+OF_NODES = f"{PREFIX}nodes-"  # as in rank_process.py
+LEFT_AFTER = 600.0  # seconds without a record; between two starts nobody locks those of OF_NODES
 ALIKE = 3  # ends in a row at one place, after which the job is not started again
 SOON = 60.0  # seconds in which a start without records counts as one that got nowhere
 
@@ -26,19 +32,25 @@ class Restarts:
 
     Within a ``with`` block there is a folder in memory in which ``md.elastic`` leaves its records,
     if `in_memory`.  It is locked as long as this process runs: the next ``mpidist run`` of the user
-    removes those that nobody locks.
+    removes those that nobody locks.  Of several `nodes` each has one of this name, made and locked
+    by the monitors of its ranks; those that are down are left out, if `min_ranks` are left.
     """
 
-    def __init__(self, most: int, in_memory: bool):
+    def __init__(
+        self, most: int, in_memory: bool, nodes: Nodes | None = None, min_ranks: int = 1
+    ) -> None:
         self.most, self.number = most, 0
+        self.ranks: int | None = None  # of the next start, once nodes were left out
+        self._nodes, self._min_ranks = nodes, min_ranks
         self._folder: Path | None = None
         self._in_memory, self._lock = in_memory and most > 0, -1
         self._ends: list[tuple[object, ...]] = []
         self._begun = time.monotonic()
 
     def __enter__(self) -> Restarts:
+        prefix = PREFIX if self._nodes is None else OF_NODES
         while self._in_memory and self._folder is None:
-            made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_place()))
+            made = Path(tempfile.mkdtemp(prefix=prefix, dir=_place()))
             # Another mpidist run may look between these two lines, and take it for one that is
             # left: then it is gone, or about to go.
             self._lock = _lock(made)
@@ -49,9 +61,15 @@ class Restarts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
+        if self._folder is None:
+            return
+        if self._nodes is not None:
+            done = self._nodes.ask("rm", "-rf", str(self._folder))
+            left = [node for node, output in done.items() if output is None]
+            if left:
+                say(f"{_nodes(left)}: the records in {self._folder} could not be removed")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -76,33 +94,66 @@ class Restarts:
             say(f"finished in start {number} of {all_of_them}")
         if status == 0 or asked:
             return False
-        how, step = job.told or f"ended with exit code {status}", self._last_step()
+        how = "" if job.told else f"ended with exit code {status}; "  # or the supervisor said it
+        if number >= all_of_them:
+            say(f"{how}that was start {number} of {all_of_them}")
+            return False
+        down, step = self._look()
         self._ends.append((step, *_where(job)))
         stays = len(self._ends) >= ALIKE and len(set(self._ends[-ALIKE:])) == 1
         if step is None:
             stays = stays and seconds < SOON
-        if stays and number < all_of_them:
+        if stays:
             where = "" if step is None else f" at step {step:,}"
-            say(f"{how}; no progress: {ALIKE} starts in a row have ended alike{where}")
+            say(f"{how}no progress: {ALIKE} starts in a row have ended alike{where}")
             return False
-        if number >= all_of_them:
-            say(f"{how}; that was start {number} of {all_of_them}")
-            return False
+        if down:
+            how += f"{_nodes(down)} {'are' if len(down) > 1 else 'is'} left out; "
+            self._leave_out(down, job)
+            assert self.ranks is not None
+            if self.ranks < self._min_ranks:
+                say(f"{how}{counted(self.ranks, 'rank')} left, --min-ranks {self._min_ranks}")
+                return False
         self.number += 1
+        on = "" if self.ranks is None else f" on {counted(self.ranks, 'rank')}"
         source = "" if step is None else f", from step {step:,} in memory"
-        say(f"{how}; start {self.number + 1} of {all_of_them}{source}")
+        say(f"{how}start {self.number + 1} of {all_of_them}{on}{source}")
         return True
 
-    def _last_step(self) -> int | None:
+    def _look(self) -> tuple[list[str], int | None]:
+        """Return the nodes that do not answer, and the step from which the next start goes on.
+
+        If none answers, it is not for being down.
+        """
         if self._folder is None:
-            return None
-        from ..recovery.records import last_step  # here: mpidist run --help starts fast
+            return [], None
+        from ..recovery import records  # here: mpidist run --help starts fast
 
         try:
-            return last_step(self._folder)
+            if self._nodes is None:
+                return [], records.last_step([records.offered(records.found(self._folder))])
+            said = self._nodes.ask(sys.executable, "-m", records.__name__, str(self._folder))
+            offers = {node: records.from_text(text or "") for node, text in said.items()}
+            there = [offer for offer in offers.values() if offer is not None]
+            down = [node for node, offer in offers.items() if offer is None]
+            return down if there else [], records.last_step(there)
         except (MpidistError, OSError, ValueError) as error:
             say(f"the records in memory cannot be read: {error}")
-            return None
+            return [], None
+
+    def _leave_out(self, down: Sequence[str], job: Supervisor) -> None:
+        """Leave nodes out of the next start, with the ranks that they had."""
+        assert self._nodes is not None
+        share = len(self._nodes.names) - len(down), len(self._nodes.names)
+        self._nodes.leave_out(down)
+        there = {short(name) for name in self._nodes.names}
+        ranks = sum(short(rank.host) in there for rank in job.known.values())
+        # None is known if the launcher has met the lost node before it started a rank.
+        self.ranks = ranks or max(job.ranks * share[0] // share[1], 1)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return f"node{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def _where(job: Supervisor) -> tuple[str, ...]:
@@ -117,9 +168,12 @@ def remove_left() -> None:
     """Remove the folders that a killed ``mpidist run`` of this user has left."""
     for path in Path(_place()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if path.lstat().st_uid == os.getuid() and (handle := _lock(path)) >= 0:
+            if path.lstat().st_uid != os.getuid() or (handle := _lock(path)) < 0:
+                continue
+            last = max(each.lstat().st_mtime for each in (path, *path.iterdir()))
+            if not path.name.startswith(OF_NODES) or time.time() > last + LEFT_AFTER:
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(handle)
+            os.close(handle)
 
 
 def _place() -> str:

@@ -36,6 +36,7 @@ class RankLayout:
     slots: int  # largest number of tasks on a node; of CPUs, if the job requested no tasks
     by_threads: bool  # ranks share cores, each with its own hardware threads
     uneven: bool  # nodes have different numbers of ranks because SLURM placed the tasks so
+    left_out: tuple[str, ...] = ()  # nodes of the allocation that are down
 
 
 def place(
@@ -207,6 +208,7 @@ def _srun(plugin: str, placed: RankLayout) -> list[str]:
         "--kill-on-bad-exit=1",
         "--export=ALL",
         f"--nodes={placed.nodes}",
+        *([f"--exclude={','.join(placed.left_out)}"] * bool(placed.left_out)),
         f"--ntasks={placed.ranks}",
         *(even * (not placed.uneven)),
         *([f"--cpus-per-task={placed.cpus}"] * (placed.cpus > 1)),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from .vault import SLOTS, Reader, Vault
+from .vault import SLOTS, Reader, Record, Vault
 
+_MARK = "mpidist records: "
 VAULTS, RESTART = "MPIDIST_VAULTS", "MPIDIST_RESTART"
 _NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)-of-(\d+)\.mpidist-vault-0")
 
@@ -46,8 +49,10 @@ class Ranks(NamedTuple):
         return Vault(files)
 
 
-Steps = Mapping[int, Iterable[int]]
-"""The steps of which there are records, by rank."""
+Steps = Mapping[int, Mapping[int, Record]]
+"""The records that there are, by rank and step."""
+Offer = Mapping[Ranks, Steps]
+"""The records that can be read in one place, by their ranks."""
 
 
 def folder() -> Path | None:
@@ -92,47 +97,101 @@ def found(folder: Path, training: int | None = None) -> dict[Ranks, dict[int, Re
     return groups
 
 
-def complete(steps: Sequence[Steps], size: int) -> set[int]:
-    """Return the steps of which every one of `size` ranks has left a record, here or there.
+def offered(groups: Mapping[Ranks, Mapping[int, Reader]]) -> Offer:
+    """Return what there is of the result of :func:`found`."""
+    return {
+        ranks: {rank: reader.steps() for rank, reader in readers.items()}
+        for ranks, readers in groups.items()
+    }
 
-    Each of `steps` is what can be read in one place.
+
+def complete(steps: Sequence[Steps], size: int) -> dict[int, dict[int, Record]]:
+    """Return the records of each step that can be restored, by step and rank.
+
+    Each of `steps` is what can be read in one place.  Of such a step each of `size` ranks has left
+    its record, here or there; if there is none, as a node is lost, it is one of which all ranks of
+    another node have, as long as no object is another one on each rank.
     """
-    return set.intersection(*({s for each in steps for s in each.get(r, ())} for r in range(size)))
+    there: dict[int, dict[int, Record]] = {}
+    for each in steps:
+        for rank, found in each.items():
+            for step, record in found.items():
+                there.setdefault(step, {})[rank] = record
+    whole = {step: records for step, records in there.items() if len(records) == size}
+    return whole or {
+        step: records
+        for step, records in there.items()
+        if in_shares(records) and not any(record.alone for record in records.values())
+    }
+
+
+def in_shares(records: Mapping[int, Record]) -> list[int]:
+    """Return ranks whose shares, in their order, are all that the ranks have alike; [] if none."""
+    for count in sorted({record.shares for record in records.values()} - {0}):
+        holders = {r.share: rank for rank, r in records.items() if r.shares == count}
+        if len(holders) == count:
+            return [holders[share] for share in range(count)]
+    return []
 
 
 def missing(steps: Sequence[Steps], size: int) -> str:
     """Return why no step is complete."""
-    gone = [r for r in range(size) if not any(any(True for _ in each.get(r, ())) for each in steps)]
+    gone = [r for r in range(size) if not any(each.get(r) for each in steps)]
     return f"that of rank {gone[0]} is gone" if gone else "they are too far apart"
 
 
-def newest(offers: Sequence[Mapping[Ranks, Steps]]) -> tuple[Ranks, int] | None:
+def newest(offers: Sequence[Offer]) -> tuple[Ranks, int] | None:
     """Return the last ranks of which a step is complete, and that step; None if there are none."""
     there = []
     for ranks in {ranks for offer in offers for ranks in offer}:
         steps = complete([offer.get(ranks, {}) for offer in offers], ranks.size)
-        there += [(ranks, max(steps))] if steps else []
+        there += [(len(steps[max(steps)]) == ranks.size, ranks, max(steps))] if steps else []
 
     # Where a rank was lost within a begin, another one of the same generation followed on fewer
-    # ranks: whichever has come further counts.
-    def order(found: tuple[Ranks, int]) -> tuple[int, ...]:
-        ranks, step = found
-        return ranks.training, ranks.start, ranks.generation, step, -ranks.size
+    # ranks: whichever has come further counts.  Records of all ranks count more than those of a
+    # node: a start that has ended in its begin may have left them on one node only.
+    def order(found: tuple[bool, Ranks, int]) -> tuple[int, ...]:
+        whole, ranks, step = found
+        return ranks.training, whole, ranks.start, ranks.generation, step, -ranks.size
 
-    return max(there, key=order, default=None)
+    return max(there, key=order)[1:] if there else None
 
 
-def last_step(folder: Path) -> int | None:
+def last_step(offers: Sequence[Offer]) -> int | None:
     """Return the step from which the next start continues, None if there is none complete."""
-    groups = found(folder)
-    last = max((ranks.training for ranks in groups), default=0)
-    offer = {
-        ranks: {rank: reader.steps() for rank, reader in readers.items()}
-        for ranks, readers in groups.items()
-        if ranks.training == last
-    }
-    there = newest([offer])
+    last = max((ranks.training for offer in offers for ranks in offer), default=0)
+    of_last = [{r: steps for r, steps in offer.items() if r.training == last} for offer in offers]
+    there = newest(of_last)
     return None if there is None else there[1]
+
+
+def as_text(offer: Offer) -> str:
+    """Return what there is on a node as a line of text, for ``mpidist run``."""
+    rows = [
+        (*ranks, rank, step, *record)
+        for ranks, steps in offer.items()
+        for rank, records in steps.items()
+        for step, record in records.items()
+    ]
+    return f"{_MARK}{json.dumps(rows)}"
+
+
+def from_text(text: str) -> Offer | None:
+    """Return the result of :func:`as_text` among other lines; None if it is not there."""
+    line = next((line for line in text.splitlines() if line.startswith(_MARK)), None)
+    if line is None:
+        return None
+    offer: dict[Ranks, dict[int, dict[int, Record]]] = {}
+    for training, start, generation, size, rank, step, *record in json.loads(line[len(_MARK) :]):
+        steps = offer.setdefault(Ranks(training, start, generation, size), {})
+        steps.setdefault(rank, {})[step] = Record(*record)
+    return offer
+
+
+def tell(folder: Path) -> None:
+    """Print what there is in a folder of this node."""
+    groups = found(folder) if folder.is_dir() else {}
+    sys.stdout.write(f"{as_text(offered(groups))}\n")
 
 
 def remove_before(folder: Path, ranks: Ranks) -> None:
@@ -142,3 +201,7 @@ def remove_before(folder: Path, ranks: Ranks) -> None:
         if training == ranks.training and (begun, generation) < (ranks.start, ranks.generation):
             with suppress(FileNotFoundError):  # another rank has been faster
                 os.unlink(folder / name)
+
+
+if __name__ == "__main__":
+    tell(Path(sys.argv[1]))

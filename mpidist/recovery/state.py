@@ -411,8 +411,7 @@ class State:
         self._observe(kept)
         if self.copies and not copied:  # a loss before the next commit needs copies, too
             assert self._vault is not None
-            content = self._everything(self._small, self._sending)
-            self._vault.write(self.step, to_parts({**content, "generators": self._own}))
+            self._write_copy(self._vault, self.step, self._small, self._sending, self._own)
         return made
 
     def parts(self, name: str) -> dict[int, Any]:
@@ -465,7 +464,7 @@ class State:
         sending = self._now_sending()
         if self.copies:
             assert self._vault is not None
-            self._vault.write(step, to_parts(self._everything(small, sending)))
+            self._write_copy(self._vault, step, small, sending, self._own_state())
         elif self._own_state() != self._own:
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: a random number generator was used after the last call "
@@ -476,7 +475,7 @@ class State:
         self._small, self.step, self.values = small, step, dict(values)
         self._called = self._touched = self._forwarded = False
         self._observe_buffers()
-        if step == self._begun + 2 and self._ranks is not None and comm.rank == 0:
+        if step == self._begun + 2 and self._ranks is not None and comm.rank == _here(comm)[0]:
             assert self._folder is not None
             # All ranks have committed the step before, so that one of theirs is complete.
             records.remove_before(self._folder, self._ranks)
@@ -543,37 +542,44 @@ class State:
         }
         return {name: buffers for name, buffers in found.items() if buffers}
 
-    def _everything(self, small: bytes, sending: list[dict[str, Any] | None]) -> dict[str, Any]:
-        """Return the content of a record, with this rank's share of what all ranks have alike."""
+    def _write_copy(
+        self,
+        vault: Vault,
+        step: int,
+        small: bytes,
+        sending: list[dict[str, Any] | None],
+        generators: bytes,
+    ) -> None:
+        """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
         shared = self._shared()
         flat = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
-        total = sum(map(len, flat))
-        first, last = (total * r // comm.size for r in (comm.rank, comm.rank + 1))
+        # For the next start the ranks of each node have all shares, as other nodes may be lost.
+        sharers = range(comm.size) if self._folder is None else _here(comm)
+        mine, total = sharers.index(comm.rank), sum(map(len, flat))
+        first, last = (total * r // len(sharers) for r in (mine, mine + 1))
         share, at = [], 0
         for array in flat:  # of the bytes of all arrays in a row, those from `first` to `last`
             share.append(array[max(first - at, 0) : max(last - at, 0)])
             at += len(array)
-        about = {
-            name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
-            for name, (tree, arrays) in shared.items()
-        }
         own = {
             k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
         own |= self._waiting(OWN)
-        return {
+        content = {
             "small": small,
-            "generators": self._own_state(),
+            "generators": generators,
             "own": own,
             "buffers": self._own_buffers(alike=True),
-            "about": about,
-            "share": [part for part in share if len(part)],
+            "about": _about(shared),
             "sending": sending,
             "measured": self._measured(comm),
         }
+        share = [part for part in share if len(part)]
+        about = {"share": mine, "shares": len(sharers), "alone": len(own)}
+        vault.write(step, to_parts(content), share, **about)
 
     def _measured(self, comm: Communicator) -> bytes:
         """Return what "auto" has measured, for the next start of the job: for the same bits."""
@@ -645,7 +651,7 @@ class State:
         self._comm, self._size = comm, comm.size
         self._told_once |= comm.rank != 0
         if self.copies:
-            vault.write(self.step, to_parts(self._everything(small, self._sending)))
+            self._write_copy(vault, self.step, small, self._sending, self._own)
         else:
             vault.write(self.step, to_parts((self._own, self._own_buffers())))
         self._observe_buffers()
@@ -682,8 +688,7 @@ class State:
     def _open(self, comm: Communicator, vault: Vault) -> dict[int, Reader]:
         """Open the vaults of the ranks of this node."""
         names = layers.everyone(comm, vault.names)
-        here = next(group for group in comm.topology.groups if comm.rank in group)
-        others = {r: Reader.open(names[r], r) for r in here if r != comm.rank}
+        others = {r: Reader.open(names[r], r) for r in _here(comm) if r != comm.rank}
         return {comm.rank: vault.reader(), **others}
 
     def _restore(
@@ -718,22 +723,23 @@ class State:
     def _restart(self, comm: Communicator, folder: Path) -> int:
         """Restore what an earlier start of this job has left, if it has; return its generation."""
         there = records.found(folder, self.training)
-        lengths = {
-            ranks: {rank: reader.steps() for rank, reader in readers.items()}
-            for ranks, readers in there.items()
-        }
-        offers = layers.everyone(comm, lengths)
+        offers = layers.everyone(comm, records.offered(there))
         chosen = records.newest(offers)
         for ranks in sorted({ranks for offer in offers for ranks in offer}, reverse=True):
             if chosen is not None and ranks == chosen[0]:
                 break
-            if comm.rank == 0:
+            if comm.rank == min(r for r, offer in enumerate(offers) if ranks in offer):
                 why = records.missing([offer.get(ranks, {}) for offer in offers], ranks.size)
+                alone = _names_alone(there[ranks])
+                why += f"; each rank had another {', '.join(alone)}" * bool(alone)
                 log.warning("no step of %s of which all ranks have left records: %s", ranks, why)
         if chosen is not None:
             ranks, before = chosen[0], chosen[0].size
-            self._same, mine = before == comm.size, comm.rank if comm.rank < before else None
+            self._same = before == comm.size
             held = [offer.get(ranks, {}) for offer in offers]
+            left = sorted(records.complete(held, before)[chosen[1]])
+            places = range(before) if self._same else left
+            mine = places[comm.rank] if comm.rank < len(places) else None
             first = self._restore_copies(comm, held, there.get(ranks, {}), before, mine)
             assert first is not None  # there are only copies in a folder
             layers.take_over(comm, pickle.loads(first["measured"]))
@@ -749,15 +755,15 @@ class State:
     def _restore_copies(
         self,
         comm: Communicator,
-        offers: Sequence[Mapping[int, Mapping[int, int]]],
+        offers: Sequence[records.Steps],
         readers: Mapping[int, Reader],
         before: int,
         mine: int | None,
     ) -> dict[str, Any] | None:
-        """Restore the newest step of which every rank of before has left its record.
+        """Restore the newest step that is complete.
 
-        `offers` are the lengths of the records that each rank can read, by rank and step, in this
-        one's `readers`; `mine` is the number of this rank before.  Return rank 0's record; None if
+        `offers` are the records that each rank can read, in this one's `readers`; `mine` is the
+        number of this rank before.  Return the record of the first rank that has left one; None if
         a record is no copy: its rank had not come to a `keep` that needs them, nor others to calls.
         """
         steps = records.complete(offers, before)
@@ -767,24 +773,27 @@ class State:
                 f"{records.missing(offers, before)}"
             )
         step = max(steps)
-        contents = []
-        for rank in range(before):
+        left = steps[step]
+
+        def read(rank: int, start: int, stop: int) -> np.ndarray:
             holders = [r for r, held in enumerate(offers) if step in held.get(rank, ())]
-            data = np.empty(offers[holders[0]][rank][step], np.uint8)
+            data = np.empty(stop - start, np.uint8)
             if comm.rank == holders[0] or len(holders) == comm.size:
-                data[:] = np.frombuffer(readers[rank].read(step), np.uint8)
-            if len(holders) < comm.size:
+                data[:] = np.frombuffer(readers[rank].read(step, start, stop), np.uint8)
+            if len(holders) < comm.size and len(data):
                 comm.broadcast(data, out=data, root=holders[0], algorithm="binomial")
-            contents.append(from_bytes(data))
-        if not all(isinstance(content, dict) for content in contents):
+            return data
+
+        contents = {rank: from_bytes(read(rank, 0, left[rank].head)) for rank in sorted(left)}
+        if not all(isinstance(content, dict) for content in contents.values()):
             return None
         self._valid = False
-        first = contents[0]
-        flat = np.concatenate([part for content in contents for part in content["share"]] or [[]])
-        shared = _filled(first["about"], flat)
+        first = contents[min(contents)]
+        shares = [read(r, left[r].head, left[r].length) for r in records.in_shares(left)]
+        shared = _filled(first["about"], np.concatenate(shares))
         self._held, self._carried, self._parts = {}, {}, {}
         for name in first["own"]:
-            own = [part for content in contents for part in content["own"][name]]
+            own = [part for content in contents.values() for part in content["own"][name]]
             first_of, behind = (len(own) * r // comm.size for r in (comm.rank, comm.rank + 1))
             self._carried[name] = OWN, own[first_of:behind]
             if any(map(_is_part, own)):
@@ -793,9 +802,12 @@ class State:
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
             if self._same and mine is not None and len(own) == comm.size:
                 self._give(name, self._parts[name][mine])
-        generators = contents[mine]["generators"] if mine is not None else b""
+        then = None if mine is None else contents.get(mine)
+        generators = b"" if then is None else then["generators"]
+        if mine is not None and then is None and first["generators"]:
+            log.warning("rank %d: its random numbers begin anew, as their node was lost", comm.rank)
         self._apply(shared, first["small"], generators, first["sending"])
-        self._set_buffers(contents[mine or 0]["buffers"])
+        self._set_buffers((first if then is None else then)["buffers"])
         self.step, self._valid, self._loaded = step, True, True
         return first
 
@@ -843,10 +855,7 @@ class State:
         if comm.rank == source:
             shared = self._shared()
             about = (
-                {
-                    name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
-                    for name, (tree, arrays) in shared.items()
-                },
+                _about(shared),
                 self._small or self._take_small(self.values),
                 self._sending,
                 {k.name for k in self._kept.values() if k.made_inside} | set(self._carried),
@@ -1018,6 +1027,28 @@ class State:
         if self._vault is not None:
             self._vault.close()
             self._vault = None
+
+
+def _names_alone(readers: Mapping[int, Reader]) -> list[str]:
+    """Return the objects that are another one on each rank, as a record has them."""
+    for reader in readers.values():
+        for step, record in reader.steps().items():
+            if record.alone:
+                return list(from_bytes(reader.read(step, 0, record.head))["own"])
+    return []
+
+
+def _here(comm: Communicator) -> Sequence[int]:
+    """Return the ranks of this node."""
+    return next(group for group in comm.topology.groups if comm.rank in group)
+
+
+def _about(states: Mapping[str, Packed]) -> dict[str, Any]:
+    """Return states with the lengths of their arrays in place of these."""
+    return {
+        name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
+        for name, (tree, arrays) in states.items()
+    }
 
 
 def _filled(about: Mapping[str, Any], flat: np.ndarray) -> dict[str, Packed]:

@@ -6,14 +6,25 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ..backends.memory_file import available
 from ..errors import LaunchError
 
 SLOTS = 3  # a rank may write step k + 2 while another needs k: nobody commits a step ahead of k + 1
 UNCHECKED_BYTES = 64 << 10  # by which a record may grow without a look at the free memory
-_HEAD = struct.Struct("<8sqQ")  # mark, step, bytes that follow
+_HEAD = struct.Struct("<8sq5Q")  # mark, step, and what a Record says of the bytes that follow
 _MARK, _TORN = b"mpidist1", b"\0" * 8
+
+
+class Record(NamedTuple):
+    """What is known of a record before it is read."""
+
+    length: int  # bytes
+    head: int  # bytes before the share
+    share: int = 0  # the number of its share of what all ranks have alike,
+    shares: int = 0  # of how many; 0 if it has none
+    alone: int = 0  # objects that are another one on each rank
 
 
 class Vault:
@@ -38,12 +49,21 @@ class Vault:
         """The paths under which other processes of the node open the slots."""
         return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
-    def write(self, step: int, parts: Sequence[bytes | memoryview]) -> None:
+    def write(
+        self,
+        step: int,
+        parts: Sequence[bytes | memoryview],
+        shared: Sequence[Any] = (),
+        **about: int,
+    ) -> None:
         """Write the record of a step, in place of the one `SLOTS` steps before.
 
+        The bytes of `shared` come last; `about` are other fields of its :class:`Record`.
         MemoryError, with the size, if there is not enough memory for it.
         """
-        length = sum(memoryview(part).nbytes for part in parts)
+        head = sum(memoryview(part).nbytes for part in parts)
+        length = head + sum(memoryview(part).nbytes for part in shared)
+        record = Record(length, head, **about)
         if length > self._longest:
             more, free = SLOTS * (length - self._longest), available()
             if self._named:
@@ -56,14 +76,14 @@ class Vault:
                 )
             self._longest = length
         file = self._files[step % SLOTS]
-        os.pwrite(file, _HEAD.pack(_TORN, step, length), 0)
+        os.pwrite(file, _HEAD.pack(_TORN, step, *record), 0)
         at = _HEAD.size
-        for part in parts:
+        for part in (*parts, *shared):
             left = memoryview(part).cast("B")
             while len(left):  # Linux writes 2 GiB at most
                 done = os.pwrite(file, left, at)
                 left, at = left[done:], at + done
-        os.pwrite(file, _HEAD.pack(_MARK, step, length), 0)
+        os.pwrite(file, _HEAD.pack(_MARK, step, *record), 0)
 
     def reader(self) -> Reader:
         """Return a reader of this vault, in the same process."""
@@ -99,24 +119,25 @@ class Reader:
             ) from None
         return cls(files)
 
-    def steps(self) -> dict[int, int]:
-        """Return the length in bytes of each complete record, by step."""
+    def steps(self) -> dict[int, Record]:
+        """Return what is known of each complete record, by step."""
         found = {}
         for file in self._files:
-            mark, step, length = _head(file)
+            mark, step, *record = _head(file)
             if mark == _MARK:
-                found[step] = length
+                found[step] = Record(*record)
         return found
 
-    def read(self, step: int) -> bytes:
-        """Return the record of a step; KeyError if there is none that is complete."""
+    def read(self, step: int, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes `start` to `stop` of the record of a step; KeyError if it is incomplete."""
         file = self._files[step % SLOTS]
-        mark, there, length = _head(file)
+        mark, there, length, *_ = _head(file)
         if mark != _MARK or there != step:
             raise KeyError(step)
-        parts, at = [], _HEAD.size
-        while at < _HEAD.size + length:
-            parts.append(os.pread(file, _HEAD.size + length - at, at))
+        at, end = _HEAD.size + start, _HEAD.size + (length if stop is None else stop)
+        parts = []
+        while at < end:
+            parts.append(os.pread(file, end - at, at))
             if not parts[-1]:
                 raise KeyError(step)
             at += len(parts[-1])
@@ -127,9 +148,9 @@ class Reader:
         self._end()
 
 
-def _head(file: int) -> tuple[bytes, int, int]:
+def _head(file: int) -> tuple[Any, ...]:
     head = os.pread(file, _HEAD.size, 0)
-    return _HEAD.unpack(head) if len(head) == _HEAD.size else (_TORN, 0, 0)
+    return _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
 
 
 def _close(files: list[int]) -> None:

@@ -31,7 +31,7 @@ def test_run_job_once_more_without_pmi2(monkeypatch, options, begun, lines):
     """Only where no rank came through MPI_Init, and nobody asked for srun by name."""
     started = []
 
-    def make_launch(library, allocation, options):
+    def make_launch(library, allocation, options, nodes=None):
         chosen = ["mpiexec"] if options.launcher == "mpiexec" else ["srun", "--mpi=pmi2"]
         return running.Launch(2, chosen, {}, True)
 

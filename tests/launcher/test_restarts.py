@@ -1,6 +1,7 @@
 """mpidist run --max-restarts: a job goes on from memory, whichever MPI it has."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,8 +50,11 @@ def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
     finished, done = train(wrapper, "1:after:20:0 0:before:1:1 2:stepped:6:2", python)
     assert finished.status == 0 and not folders() - before, finished.output
     assert done == [expected(wrapper, python)] * 3, finished.output
-    said = [line.partition("; ")[2] for line in finished.output.splitlines() if "; start " in line]
+    begins = "mpidist run: start "
+    said = [line[13:] for line in finished.output.splitlines() if line.startswith(begins)]
     assert said[:2] == [f"start {n} of 5, from step 19 in memory" for n in (2, 3)]
+    for rank in (0, 1, 2):  # each cause is printed once
+        assert len(re.findall(rf"run: rank {rank} on \S+ was killed", finished.output)) == 1
     assert said[2] in [f"start 4 of 5, from step {step} in memory" for step in (24, 25)]
     assert finished.output.strip().endswith("mpidist run: finished in start 4 of 5")
 
@@ -83,7 +87,8 @@ def test_random_kills(wrapper, python):
 def test_exception_is_a_failure_like_others(python):
     finished, done = train("numpy", "1:after:9:0", python, how="raise", restarts=1)
     assert finished.status == 0 and len(done) == 3, finished.output
-    assert "ValueError: of the test; start 2 of 2, from step 8 in memory" in finished.output
+    assert "run: start 2 of 2, from step 8 in memory" in finished.output
+    assert finished.output.count("failed first: ValueError: of the test\n") == 1
 
 
 @needs_ulfm
@@ -91,7 +96,7 @@ def test_losses_survived_in_place_need_no_new_start():
     finished, done = train("numpy", "1:after:9:0 2:after:15:0", spares=1, survive=True)
     assert finished.status == 0, finished.output
     # The spare takes the first lost place; after the second loss the other two go on.
-    assert "goes on with 3 ranks" in finished.output and "; start " not in finished.output
+    assert "goes on with 3 ranks" in finished.output and "start 2 of" not in finished.output
 
 
 @pytest.mark.long
@@ -100,7 +105,7 @@ def test_all_ranks_lost_and_the_next_start_has_more_of_them():
     kills = "2:after:9:0 1:after:12:0 0:after:15:0"
     finished, done = train("rows", kills, survive=True)
     assert finished.status == 0, finished.output
-    assert "goes on with 1 rank " in finished.output and "; start 2 of 5" in finished.output
+    assert "goes on with 1 rank " in finished.output and "run: start 2 of 5" in finished.output
     assert len(set(done)) == 1 and f"of 3 ranks at step {STEPS}" in done[0], finished.output
 
 
@@ -144,7 +149,7 @@ def plain(tmp_path):
     "what, last, most, status, starts, end",
     [
         ("3", 2, 2, 0, 3, "finished in start 3 of 3"),
-        ("3", 9, 1, 3, 2, "ended with exit code 3; that was start 2 of 2"),
+        ("3", 9, 1, 3, 2, "that was start 2 of 2"),
         ("75", 9, 4, 75, 1, ""),
         ("raise", 9, 9, 1, 3, "no progress: 3 starts in a row have ended alike"),
     ],

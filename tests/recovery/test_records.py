@@ -8,6 +8,7 @@ import mpidist as md
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.recovery import records
 from mpidist.recovery.records import RESTART, VAULTS, Ranks
+from mpidist.recovery.vault import Record
 
 
 def write(folder, ranks, steps):
@@ -21,8 +22,14 @@ def write(folder, ranks, steps):
 
 
 def lengths(folder, training=None):
-    groups = records.found(folder, training)
-    return {ranks: {r: v.steps() for r, v in those.items()} for ranks, those in groups.items()}
+    return records.offered(records.found(folder, training))
+
+
+def last_step(folder):
+    return records.last_step([lengths(folder)])
+
+
+ANY = Record(1, 1)
 
 
 def test_vault_in_a_folder_is_read_after_its_end_and_made_anew(tmp_path):
@@ -32,7 +39,7 @@ def test_vault_in_a_folder_is_read_after_its_end_and_made_anew(tmp_path):
     there = records.found(tmp_path)
     assert list(there) == [ranks] and there[ranks][1].read(6) == b"6 of 1"
     write(tmp_path, ranks, [[7], [7]])
-    assert records.last_step(tmp_path) == 7
+    assert last_step(tmp_path) == 7
     assert there[ranks][1].read(6) == b"6 of 1"  # whoever had it open reads on
 
 
@@ -49,7 +56,7 @@ def test_vault_in_a_folder_is_read_after_its_end_and_made_anew(tmp_path):
 )
 def test_newest_step_is_one_of_all_ranks(tmp_path, steps, expected):
     write(tmp_path, Ranks(1, 0, 0, 2), steps)
-    assert records.last_step(tmp_path) == expected
+    assert last_step(tmp_path) == expected
 
 
 def test_newest_ranks_win_if_they_are_complete(tmp_path):
@@ -60,14 +67,14 @@ def test_newest_ranks_win_if_they_are_complete(tmp_path):
     assert records.newest([there]) == (old, 9)
     assert records.missing([there[torn]], 3) == "that of rank 1 is gone"
     # Where each place has a part, they are complete together.
-    parts = [{torn: {0: {9: 1}}}, {torn: {1: {9: 1}, 2: {9: 1}}}]
+    parts = [{torn: {0: {9: ANY}}}, {torn: {1: {9: ANY}, 2: {9: ANY}}}]
     assert records.newest(parts) == (torn, 9)
     write(tmp_path, other, [[2]])
-    assert records.last_step(tmp_path) == 2  # of the last training
+    assert last_step(tmp_path) == 2  # of the last training
 
 
 def test_missing_says_too_far_apart():
-    assert records.missing([{0: {1: 1}, 1: {5: 1}}], 2) == "they are too far apart"
+    assert records.missing([{0: {1: ANY}, 1: {5: ANY}}], 2) == "they are too far apart"
 
 
 def test_remove_before_leaves_these_and_other_trainings(tmp_path):
@@ -121,8 +128,55 @@ def test_state_without_copies_is_refused_where_they_are_needed(tmp_path, monkeyp
 def test_fewer_ranks_of_the_same_generation_that_came_further_count():
     """They began where a rank was lost in the last exchange of a begin, all having written."""
     more, fewer = Ranks(1, 0, 1, 3), Ranks(1, 0, 1, 2)
-    steps = {more: dict.fromkeys(range(3), [4]), fewer: dict.fromkeys(range(2), [4, 5, 6])}
+
+    def each(ranks, *steps):
+        return {rank: dict.fromkeys(steps, ANY) for rank in range(ranks)}
+
+    steps = {more: each(3, 4), fewer: each(2, 4, 5, 6)}
     assert records.newest([steps]) == (fewer, 6)
-    later = {Ranks(1, 0, 2, 2): dict.fromkeys(range(2), [5])}
+    later = {Ranks(1, 0, 2, 2): each(2, 5)}
     assert records.newest([steps, later]) == (Ranks(1, 0, 2, 2), 5)
     assert records.newest([{}]) is None
+
+
+def of_nodes(*nodes, size=4, alone=0):
+    """Return what is left of 2 nodes of 2 ranks: the steps of each rank, None for a lost rank."""
+    offer = {
+        2 * node + share: {step: Record(9, 5, share, 2, alone) for step in steps}
+        for node, ranks in enumerate(nodes)
+        for share, steps in enumerate(ranks)
+        if steps is not None
+    }
+    return {Ranks(1, 0, 0, size): offer}
+
+
+@pytest.mark.parametrize(
+    "nodes, alone, step, left",
+    [
+        (([[4, 5], [4, 5]], [[4], [4]]), 0, 4, [0, 1, 2, 3]),  # a later one would not be of all
+        (([[4, 5], [4, 5]], [None, None]), 0, 5, [0, 1]),
+        (([None, None], [[4, 5], [4]]), 0, 4, [2, 3]),
+        (([None, [5]], [[5], None]), 0, 5, [1, 2]),  # the two shares, of two nodes
+        (([None, [5]], [None, [5]]), 0, None, []),
+        (([[5], [5]], [None, None]), 1, None, []),
+        (([[5], [5]], [[5], [5]]), 1, 5, [0, 1, 2, 3]),
+    ],
+)
+def test_records_of_the_nodes_that_are_left(nodes, alone, step, left):
+    offer = of_nodes(*nodes, alone=alone)
+    assert records.last_step([offer]) == step
+    assert records.from_text(f"a word before\n{records.as_text(offer)}\n") == offer
+    found = records.complete(list(offer.values()), 4)
+    assert sorted(found.get(step, ())) == left
+
+
+def test_records_of_all_ranks_count_more_than_later_ones_of_a_node():
+    """A start that was killed in its begin, when only the ranks of one node had written."""
+    whole, begun = of_nodes([[5], [5]], [[5], [5]]), of_nodes([[5], [5]], [None, None])
+    offers = [whole, {Ranks(1, 1, 1, 4): begun[Ranks(1, 0, 0, 4)]}]
+    assert records.newest(offers) == (Ranks(1, 0, 0, 4), 5)
+
+
+def test_text_of_something_else_is_no_offer():
+    assert records.from_text("command not found") is None
+    assert records.from_text(records.as_text({})) == {}

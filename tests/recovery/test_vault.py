@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.errors import LaunchError
 from mpidist.recovery import vault as module
-from mpidist.recovery.vault import SLOTS, Reader, Vault
+from mpidist.recovery.vault import SLOTS, Reader, Record, Vault
 
 
 def test_last_steps_are_there_and_no_others():
@@ -29,13 +29,24 @@ def test_shorter_record_in_place_of_a_longer_one():
     vault = Vault()
     vault.write(1, [b"x" * 5000])
     vault.write(1 + SLOTS, [b"y"])
-    assert vault.reader().read(1 + SLOTS) == b"y" and vault.reader().steps() == {1 + SLOTS: 1}
+    assert vault.reader().read(1 + SLOTS) == b"y" and vault.reader().steps() == {
+        1 + SLOTS: (1, 1, 0, 0, 0)
+    }
 
 
 def test_empty_record():
     vault = Vault()
     vault.write(0, [])
-    assert vault.reader().read(0) == b"" and vault.reader().steps() == {0: 0}
+    assert vault.reader().read(0) == b"" and vault.reader().steps() == {0: (0, 0, 0, 0, 0)}
+
+
+def test_share_is_read_by_itself():
+    vault = Vault()
+    vault.write(1, [b"head"], [b"of ", b"all"], share=1, shares=2, alone=3)
+    (record,) = vault.reader().steps().values()
+    assert record == Record(10, 4, 1, 2, 3)
+    assert vault.reader().read(1, record.head, record.length) == b"of all"
+    assert vault.reader().read(1, 0, record.head) == b"head"
 
 
 DIES = """
@@ -70,7 +81,7 @@ def test_record_is_whole_or_torn_after_a_kill_at_each_write(writes):
         process.stdin.write("\ngo")
         process.stdin.close()
         assert process.wait(30) == -9
-    whole = reader.steps()
+    whole = {step: record.length for step, record in reader.steps().items()}
     assert whole == ({1: 3} if writes == 0 else {4: 8} if writes == 4 else {})
     if whole == {4: 8}:
         assert reader.read(4) == b"twoparts"

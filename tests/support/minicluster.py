@@ -209,6 +209,10 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"processes {left} on {node} do not die")
 
+    def cut_off(self, node: str) -> None:
+        """Let no program be started on a node any more."""
+        Path(self.folder, f"{node}.pid").unlink()
+
     def environment(self, **env: str) -> dict[str, str]:
         """Give the environment in which both MPI libraries use the nodes and the link."""
         agent = f"{self.folder}/agent"
