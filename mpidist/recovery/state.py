@@ -728,10 +728,11 @@ class State:
         for ranks in sorted({ranks for offer in offers for ranks in offer}, reverse=True):
             if chosen is not None and ranks == chosen[0]:
                 break
-            if comm.rank == min(r for r, offer in enumerate(offers) if ranks in offer):
+            names = layers.everyone(comm, _names_alone(there.get(ranks, {})))
+            if comm.rank == 0:
                 why = records.missing([offer.get(ranks, {}) for offer in offers], ranks.size)
-                alone = _names_alone(there[ranks])
-                why += f"; each rank had another {', '.join(alone)}" * bool(alone)
+                alone = ", ".join(next(filter(None, names), []))
+                why += f"; each rank had another {alone}" * bool(alone)
                 log.warning("no step of %s of which all ranks have left records: %s", ranks, why)
         if chosen is not None:
             ranks, before = chosen[0], chosen[0].size
@@ -804,8 +805,10 @@ class State:
                 self._give(name, self._parts[name][mine])
         then = None if mine is None else contents.get(mine)
         generators = b"" if then is None else then["generators"]
-        if mine is not None and then is None and first["generators"]:
-            log.warning("rank %d: its random numbers begin anew, as their node was lost", comm.rank)
+        lost = sorted(set(range(before)) - set(contents)) if self._same else []
+        if lost and first["generators"] and comm.rank == 0:
+            who = ", ".join(map(str, lost))
+            log.warning("the random numbers of ranks %s begin anew, as their node was lost", who)
         self._apply(shared, first["small"], generators, first["sending"])
         self._set_buffers((first if then is None else then)["buffers"])
         self.step, self._valid, self._loaded = step, True, True

@@ -11,7 +11,7 @@ from mpidist.launcher.restarts import OF_NODES
 from tests.support import processes
 from tests.support.elastic_chaos import TRAINING, Watched
 from tests.support.jobs import ROOT, each_mpi
-from tests.support.minicluster import Cluster, running
+from tests.support.minicluster import Cluster, kill, running, words_of
 
 LIMIT = 150
 NODE = "/dev/shm"
@@ -26,7 +26,7 @@ def cluster():
 class Job:
     """A training of 4 ranks on the nodes n1 and n2, started on the head."""
 
-    def __init__(self, cluster, folder, python, wrapper, steps, *words):
+    def __init__(self, cluster, folder, python, wrapper, steps, *words, **env):
         self.cluster, self.folder = cluster, folder
         (folder / "of_open_mpi").write_text("n1 slots=2\nn2 slots=2\n")
         (folder / "of_mpich").write_text("n1:2\nn2:2\n")
@@ -39,6 +39,7 @@ class Job:
             "ELASTIC_TEST": str(folder / "said"),
             "PYTHONPATH": str(ROOT),
             "MPIDIST_TIMEOUT": "60",
+            **env,
         }
         command = [python, "-m", "mpidist", "run", "-q", "-n", "4", "--max-restarts", "3", *words]
         command = cluster.inside("head", *command, str(TRAINING), wrapper, str(steps))
@@ -76,22 +77,97 @@ class Job:
         return [f for pid in pids for f in Path(f"/proc/{pid}/root{NODE}").glob(f"{OF_NODES}*")]
 
 
+def lose(cluster, job, reachable=False):
+    """Let the node n2 lose its power; return a step that had been committed."""
+    job.reaches(20)
+    step = job.watched.step()
+    if not reachable:
+        cluster.cut_off("n2")
+    cluster.crash("n2", first="rank_process.py")
+    return step
+
+
 @each_mpi
 def test_lost_node_is_left_out_and_the_others_go_on_from_memory(cluster, tmp_path, python):
-    job = Job(cluster, tmp_path, python, "nn", 4000)
-    job.reaches(20)
-    before = job.watched.step()
-    assert len(job.folders()) == 3  # two of nodes, and that of mpidist run
-    cluster.cut_off("n2")
-    cluster.crash("n2", first="rank_process.py")
-    job.reaches(before + 40)
+    job = Job(cluster, tmp_path, python, "nn", 3000)
+    step = lose(cluster, job)
     done = job.wait()
     assert done.status == 0, done.output
     (line,) = job.said("left out")
-    found = re.fullmatch(
-        r"node n2 is left out; start 2 of 4 on 2 ranks, from step (\d+) in memory", line
-    )
-    assert found and int(found[1]) >= before, done.output
+    how = r"node n2 is left out; start 2 of 4 on 2 ranks, from step (\d+) in memory"
+    assert int(re.fullmatch(how, line)[1]) >= step, done.output
     ends = job.watched.done()
-    assert len(ends) == 2 and len(set(ends)) == 1 and "of 2 ranks at step 4000" in ends[0]
-    assert not [folder for folder in job.folders() if "n2" not in str(folder)][1:], job.folders()
+    assert len(ends) == 2 and len(set(ends)) == 1 and "of 2 ranks at step 3000" in ends[0]
+    (left,) = job.folders()  # that of n2, which nobody reaches
+    assert cluster.pids["n2"] == int(left.parts[2])
+
+
+@pytest.mark.long
+@each_mpi
+def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python):
+    """Its memory is empty, and the other node has what all ranks have alike."""
+    job = Job(cluster, tmp_path, python, "nn", 3000)
+    step = lose(cluster, job, reachable=True)
+    done = job.wait()
+    assert done.status == 0, done.output
+    (line,) = (line for line in job.said("start 2 of 4") if "finished" not in line)
+    assert int(re.fullmatch(r"start 2 of 4, from step (\d+) in memory", line)[1]) >= step
+    assert "random numbers of ranks 2, 3 begin anew, as their node was lost" in done.output
+    ends = job.watched.done()
+    assert len(ends) == 4 and len(set(ends)) == 1 and "of 4 ranks at step 3000" in ends[0]
+
+
+@pytest.mark.long
+@each_mpi
+def test_object_that_each_rank_had_another_one_of_is_named(cluster, tmp_path, python):
+    """Nothing is restored then: the training begins anew, or from a Checkpoint of its own."""
+    job = Job(cluster, tmp_path, python, "rows", 3000)
+    lose(cluster, job)
+    done = job.wait()
+    assert done.status == 0, done.output
+    assert job.said("left out") == ["node n2 is left out; start 2 of 4 on 2 ranks"]
+    why = "of which all ranks have left records: that of rank 2 is gone; each rank had another u"
+    assert len(job.said(why)) == 1, done.output
+    assert {line.partition(" of ")[2] for line in job.watched.done()} == {"2 ranks at step 3000"}
+
+
+@pytest.mark.long
+@each_mpi
+def test_too_few_ranks_end_the_job(cluster, tmp_path, python):
+    job = Job(cluster, tmp_path, python, "numpy", 10**6, "--min-ranks", "3")
+    lose(cluster, job)
+    done = job.wait()
+    assert done.status not in (0, None), done.output
+    assert job.said("left out") == ["node n2 is left out; 2 ranks left, --min-ranks 3"]
+
+
+@pytest.mark.long
+@each_mpi
+def test_killed_rank_on_nodes_that_stay_ends_with_the_bits_of_an_undisturbed_run(
+    cluster, tmp_path, python
+):
+    ends = []
+    for name, kills in (("undisturbed", ""), ("killed", "3:after:20:0 0:stepped:6:1")):
+        (tmp_path / name).mkdir()
+        job = Job(cluster, tmp_path / name, python, "rows", 60, KILL=kills)
+        assert job.wait().status == 0, job.output
+        ends += job.watched.done()
+        assert not job.folders()
+    assert len(ends) == 8 and len(set(ends)) == 1, job.output
+    assert len(job.said("from step 19 in memory")) == 1, job.output
+
+
+@pytest.mark.long
+@each_mpi
+def test_monitors_remove_the_records_of_a_killed_mpidist_run(cluster, tmp_path, python):
+    job = Job(cluster, tmp_path, python, "numpy", 10**6)
+    job.reaches(20)
+    (run,) = (pid for pid in cluster._inhabitants() if "mpidist run" in words_of(pid))
+    kill([run])
+    until = time.monotonic() + 30
+    while len(job.folders()) > 1:
+        assert time.monotonic() < until, job.folders()
+        time.sleep(0.1)
+    (left,) = job.folders()  # that of mpidist run itself, which its next one there removes
+    assert cluster.pids["head"] == int(left.parts[2])
+    job.wait()
