@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpidist.errors import InvalidArgument
+from mpidist.frameworks.base import framework_of
 from mpidist.parallel import DDP
 from tests.support.training_kits import SMALLEST, needs_torch, torch
 
@@ -84,6 +85,21 @@ def test_torchscript_modules_are_refused(comm):
             with pytest.raises(InvalidArgument, match=rf"rank .: module: .*\b{kind}\b.*torch\.jit"):
                 DDP(net, comm)
     assert float(comm.allreduce(1.0)) == comm.size
+
+
+@needs_torch
+def test_changes_are_those_of_pytorch_in_place():
+    framework, p = framework_of(torch.zeros(3)), nn.Parameter(torch.ones(4))
+    memory = np.zeros(6, np.float32)
+    p.grad = framework.view(memory, 2, p)
+    before = framework.changes(p.grad)
+    for added in (1, 2):
+        p.sum().backward()
+        assert framework.changes(p.grad) == before + added
+    memory[...] = 0  # by numpy, as buckets are filled
+    assert framework.changes(p.grad) == before + 2
+    p.grad[1:].mul_(2)
+    assert framework.changes(p.grad) == before + 3
 
 
 @needs_torch
