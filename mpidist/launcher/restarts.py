@@ -64,7 +64,7 @@ class Restarts:
         if self._folder is None:
             return
         if self._nodes is not None:
-            done = self._nodes.ask("rm", "-rf", str(self._folder))
+            done = self._nodes.ask("sh", "-c", 'rm -rf "$0"; sleep 0.5', str(self._folder))
             left = [node for node, output in done.items() if output is None]
             if left:
                 say(f"{_nodes(left)}: the records in {self._folder} could not be removed")

@@ -98,12 +98,16 @@ def test_node_on_which_a_program_does_not_end_well(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "find_launcher", lambda vendor: "mpiexec")
     status = {"n1": 0, "n2": 1, "n3": None}
 
+    tried = []
+
     def run(command, seconds, environ):
+        tried.append(command[4])
         assert command[:3] == ["mpiexec", "-n", "1"] and environ == {"OTHER": "1"}
         return SimpleNamespace(status=status[command[4]], output="x")
 
     monkeypatch.setattr(module, "run_limited", run)
     assert nodes.ask("true") == {"n1": "x", "n2": None, "n3": None}
+    assert sorted(tried) == ["n1", "n2", "n2", "n3", "n3"]
 
 
 @pytest.mark.parametrize(

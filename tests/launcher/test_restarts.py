@@ -43,7 +43,10 @@ def expected(wrapper, python):
 
 
 @each_mpi
-@pytest.mark.parametrize("wrapper", ["numpy", "rows", pytest.param("nn", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "wrapper",
+    ["numpy", "rows", *(pytest.param(w, marks=pytest.mark.long) for w in ("nn", "pipeline"))],
+)
 def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
     """Killed also before the second start has committed anything."""
     before = folders()

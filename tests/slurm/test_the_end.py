@@ -57,7 +57,7 @@ def test_training_goes_on_without_a_crashed_node(cluster, mpi, user, tmp_path, l
         done = cluster.wait(job, 120, completing=True)
         assert done.exit_code == "0:0", f"{done.state}\n{done.output}"
         line = f"node {node} is left out; start 2 of 4 on 2 ranks, from step (\\d+) in memory"
-        assert int(re.search(line, done.output)[1]) >= before, done.output
+        assert int(re.search(line, done.output)[1]) >= before - 1, done.output
         (end,) = set(watched.done())
         assert end.endswith("of 2 ranks at step 3000") and len(watched.done()) == 2, end
     finally:
