@@ -64,15 +64,19 @@ class Vault:
         head = sum(memoryview(part).nbytes for part in parts)
         length = head + sum(memoryview(part).nbytes for part in shared)
         record = Record(length, head, **about)
+        ranks = max(record.shares, 1) if self._named else 1  # of this node
         if length > self._longest:
             more, free = SLOTS * (length - self._longest), available()
             if self._named:
                 room = os.fstatvfs(self._files[0])
                 free = min(free, room.f_bavail * room.f_frsize)
+                # All ranks of the node need as much, and the others may have a record already.
+                more = ranks * more - (ranks - 1) * more // SLOTS
             if more > UNCHECKED_BYTES and more > free:
                 raise MemoryError(
                     f"the state of a step takes {length} bytes of this rank's vault, "
-                    f"{SLOTS * length} for {SLOTS} steps; {int(free)} are free"
+                    f"{SLOTS * length} for {SLOTS} steps"
+                    f"{f' and each of {ranks} ranks' * (ranks > 1)}; {int(free)} are free"
                 )
             self._longest = length
         file = self._files[step % SLOTS]

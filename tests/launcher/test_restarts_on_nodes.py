@@ -90,6 +90,7 @@ def lose(cluster, job, reachable=False):
     return step
 
 
+@pytest.mark.long
 @each_mpi
 def test_lost_node_is_left_out_and_the_others_go_on_from_memory(cluster, tmp_path, python):
     job = Job(cluster, tmp_path, python, "nn", 3000)

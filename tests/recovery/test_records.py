@@ -92,6 +92,10 @@ def test_too_little_room_in_the_folder_is_said(tmp_path, monkeypatch):
     vault.write(1, [bytes(60_000)])
     with pytest.raises(MemoryError, match=r"takes 200000 bytes .* 600000 for 3 steps; 204800 are"):
         vault.write(2, [bytes(200_000)])
+    with pytest.raises(
+        MemoryError, match="360000 for 3 steps and each of 2 ranks; 204800 are free"
+    ):
+        vault.write(2, [bytes(120_000)], share=1, shares=2)
 
 
 def test_folder_must_be_this_users_alone(tmp_path, monkeypatch):

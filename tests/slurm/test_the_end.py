@@ -34,10 +34,8 @@ def boot(cluster, node):
     cluster._until(lambda: cluster._idle() == everyone, "every node is idle", 60)
 
 
-ELASTIC = [(mpi, how) for mpi in PYTHONS for how in RUNS] if LONG else [("this", "srun")]
-
-
-@pytest.mark.parametrize(("mpi", "launcher"), ELASTIC)
+@pytest.mark.skipif(not LONG, reason="takes a minute or two: make test-slurm")
+@pytest.mark.parametrize(("mpi", "launcher"), [(mpi, how) for mpi in PYTHONS for how in RUNS])
 def test_training_goes_on_without_a_crashed_node(cluster, mpi, user, tmp_path, launcher):
     """With --no-kill, from memory on the ranks that are left."""
     said = tmp_path / "said"
