@@ -16,6 +16,7 @@ def test_engine_cost(comm):
     assert all(other == told[0] for other in told)
 
 
+@pytest.mark.long
 def test_averaging_is_behind_the_cool_down(comm, monkeypatch):
     """The replicas of the last stage average while the first one goes back; else it is longer."""
     from mpidist.bench import pipelines, race

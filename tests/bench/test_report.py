@@ -13,6 +13,7 @@ from mpidist.errors import Unsupported
 from tests.support.bench_kits import example, line, row, runs
 
 
+@pytest.mark.long
 def test_bench_page_has_no_external_files():
     page = bench_page(example())
     links = set(re.findall(r"""(?:src|href)=["']([^#"'][^"']*)""", page))

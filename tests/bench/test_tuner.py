@@ -261,6 +261,7 @@ def test_noise_changes_nothing():
     assert settle(times(1.0, 200), "native", "native") == "ring"
 
 
+@pytest.mark.long
 def test_tune_and_verify_on_simulated_ranks(tmp_path):
     settings = TuningSettings(["reduce", "barrier"], [8, 1024], "float32", 20.0)
 

@@ -41,6 +41,7 @@ def mpidist(*arguments, ranks=2, status=0, cwd=None):
     return done.output.replace("\0", "")
 
 
+@pytest.mark.long
 def test_info_tells_of_all_ranks_once():
     text = mpidist("info", ranks=2)
     assert text.count("thread level") == 1
@@ -93,6 +94,7 @@ def test_explain_barrier():
     assert "shipped rule: symmetric at every size" in text and "0 B" not in text
 
 
+@pytest.mark.long
 def test_explain_shows_what_is_taken(monkeypatch):
     """An algorithm of two levels stands in the table by its full name, with its time."""
     monkeypatch.setenv("MPIDIST_RANKS_PER_NODE", "1")
@@ -106,6 +108,7 @@ def test_explain_shows_what_is_taken(monkeypatch):
     assert "hierarchical_leaders, expected" in text, "chosen as for no bytes, not for 1M"
 
 
+@pytest.mark.long
 def test_bench_writes_json_plot_and_page(tmp_path):
     text = mpidist(
         *(

@@ -132,6 +132,7 @@ def supervised(python, ranks, *arguments, **environ):
     return done, done.output.strip().splitlines()[-1]
 
 
+@pytest.mark.long
 def test_job_that_goes_on_has_succeeded(tmp_path):
     """Also where more ranks end by exit codes than Open MPI's own launcher can count."""
     if not tolerant():

@@ -229,6 +229,7 @@ def from_root():
     unregister("broadcast", "by_pairs")
 
 
+@pytest.mark.long
 def test_turns_without_a_meeting_of_all(make, from_root, monkeypatch):
     """Not all ranks have met in the call between, but the slot is not written too early."""
     sub, device = make(), find_device()

@@ -263,6 +263,7 @@ def test_programs_without_mpidist(tmp_path, python):
     assert re.search(r"program.py:[34] work < program.py:5 <module>$", stack)
 
 
+@pytest.mark.long
 def test_rollcall_of_a_running_job(tmp_path):
     (tmp_path / "program.py").write_text(
         "import mpidist, time\ncomm = mpidist.init()\ncomm.barrier()\n"

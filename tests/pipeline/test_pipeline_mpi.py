@@ -92,6 +92,7 @@ def test_measured_is_predicted(comm, schedule):
     assert actions[0] == actions[1]
 
 
+@pytest.mark.long
 def test_zero_bubble_is_shorter(comm):
     """By 2 (p - 1) W: the bubbles are (p - 1)(F + I + W) and (p - 1)(F + I - W)."""
     if comm.size != 4:

@@ -298,6 +298,7 @@ def test_second_call_goes_on_with_the_ranks_that_are_left(kill):
     assert said == expected, done.output
 
 
+@pytest.mark.long
 @needs_ulfm
 def test_fewer_than_min_ranks_end_the_job():
     done = program("-n", "3", "--survive", options="(min_ranks=3)", KILL="1")
@@ -306,6 +307,7 @@ def test_fewer_than_min_ranks_end_the_job():
     assert done.status and "min_ranks=3: expected at most 2, the ranks" in done.output, done.output
 
 
+@pytest.mark.long
 @needs_ulfm
 def test_init_outside_is_refused_with_spares():
     done = program("-n", "2", "--spares", "1", before="md.init()")

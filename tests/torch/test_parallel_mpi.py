@@ -413,6 +413,7 @@ def test_asynchronous_checkpoint(rank, tmp_path_factory):
     assert torch.equal(read["x"], state["x"])
 
 
+@pytest.mark.long
 def test_compile(rank):
     """torch.compile on what communicates, without a compiler of C++."""
     wanted, losses = alone()

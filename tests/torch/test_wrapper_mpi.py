@@ -13,6 +13,7 @@ if torch is None:
 from torch import nn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ("wrapper", "module", "inside"))
 def test_compiled_module_is_averaged(comm, way):
     """Whether the wrapper is compiled, its module, or the module before it is wrapped."""
