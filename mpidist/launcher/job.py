@@ -92,6 +92,10 @@ class JobOptions:
             )
         if self.min_ranks is not None and not self.max_restarts:
             raise InvalidArgument(f"--min-ranks {self.min_ranks}: only with --max-restarts")
+        if self.min_ranks is not None and self.min_ranks > (self.ranks or self.min_ranks):
+            raise InvalidArgument(
+                f"--min-ranks {self.min_ranks}: expected at most the {self.ranks} of -n"
+            )
         if self.spares and self.ranks is None:
             raise InvalidArgument(f"--spares {self.spares}: only with -n, the ranks beside them")
 
@@ -189,6 +193,9 @@ def run_job(
         environ = {**own_environment(os.environ), **launch.settings}
         single = alone or not options.max_restarts
         nodes = None if single else Nodes.find(library.vendor, allocation, environ)
+        if options.min_ranks is not None and nodes is None:
+            known = "the job has one node" if alone else "its nodes are not known here"
+            say(f"--min-ranks {options.min_ranks} has no effect: {known}, and none is left out")
         in_memory = alone or nodes is not None
         starts = Restarts(options.max_restarts, in_memory, nodes, options.min_ranks or 1)
         # Between two starts as well: a Ctrl-C ends the next one.

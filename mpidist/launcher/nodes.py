@@ -39,7 +39,7 @@ class Nodes:
     def find(
         cls, vendor: str, allocation: SlurmAllocation | None, environ: Mapping[str, str]
     ) -> Nodes | None:
-        """Return the nodes of a job; None if it has one, or nobody here knows which it has.
+        """Return the nodes of a job; None if nobody here knows them, or it has one of SLURM's.
 
         `environ` is the environment of the launcher.
         """
@@ -60,9 +60,10 @@ class Nodes:
                 lines[node] = f"{lines.get(node, '')}{line}\n"  # a line for each rank, perhaps
         return cls(list(lines), vendor, environ, None, name, lines) if lines else None
 
-    def ask(self, *command: str) -> dict[str, str | None]:
+    def ask(self, *command: str, within: Sequence[float] = ANSWERS_WITHIN) -> dict[str, str | None]:
         """Run a small program on each node; return what it prints, None if it did not end well.
 
+        It is tried once for each of the seconds `within` which it is to end.
         It should not end at once: then Open MPI 5.0.11 hangs now and then (11 of 80 launches).
         Nodes of which SLURM knows that they are down are not asked.
         """
@@ -72,7 +73,7 @@ class Nodes:
         def output(node: str) -> str | None:
             if node in down:
                 return None
-            for seconds in ANSWERS_WITHIN:
+            for seconds in within:
                 done = run_limited([*self._one(node), *command], seconds, environ)
                 if done.status == 0:
                     return done.output

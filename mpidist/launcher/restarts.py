@@ -17,7 +17,7 @@ from ..errors import MpidistError
 from ..measure import counted
 from .failures import Failure
 from .mpi import say
-from .nodes import Nodes, short
+from .nodes import ANSWERS_WITHIN, Nodes, short
 from .supervisor import Supervisor
 
 PREFIX = "mpidist-vaults-"
@@ -64,7 +64,8 @@ class Restarts:
         if self._folder is None:
             return
         if self._nodes is not None:
-            done = self._nodes.ask("sh", "-c", 'rm -rf "$0"; sleep 0.5', str(self._folder))
+            remove = ("sh", "-c", 'rm -rf "$0"; sleep 0.5', str(self._folder))
+            done = self._nodes.ask(*remove, within=ANSWERS_WITHIN[:1])  # the user waits for the end
             left = [node for node, output in done.items() if output is None]
             if left:
                 say(f"{_nodes(left)}: the records in {self._folder} could not be removed")
@@ -170,10 +171,12 @@ def remove_left() -> None:
         with suppress(OSError):
             if path.lstat().st_uid != os.getuid() or (handle := _lock(path)) < 0:
                 continue
-            last = max(each.lstat().st_mtime for each in (path, *path.iterdir()))
-            if not path.name.startswith(OF_NODES) or time.time() > last + LEFT_AFTER:
-                shutil.rmtree(path, ignore_errors=True)
-            os.close(handle)
+            try:
+                last = max(each.lstat().st_mtime for each in (path, *path.iterdir()))
+                if not path.name.startswith(OF_NODES) or time.time() > last + LEFT_AFTER:
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _place() -> str:

@@ -118,10 +118,8 @@ class ReplicaCheck:
             f"{'most ranks' if common else 'rank 0'}: {describe_unlike(odd)}; "
             f"{', '.join(hosts[:_TOLD])}{more}"
         )
-        why, again = (
-            "an optimizer step was skipped or differs there, or parameters were changed",
-            [],
-        )
+        why = "an optimizer step was skipped or differs there, or parameters were changed"
+        again: list[int] = []
         if self._may_repair and not common:
             why = "no values are those of more than half of the ranks"
         elif self._may_repair:

@@ -11,8 +11,8 @@ at the largest power of two below.  Each rank has a range, and adds what of the 
     on 3 ranks            rank 0: 0-2, 3    rank 1: 4, 5, 6-7    rank 2: 8, 9-11
     on 4 ranks            rank 0: 0-2    rank 1: 3-5    rank 2: 6-8    rank 3: 9-11
 
-What the ranks then have are subtrees, which are added on as the tree goes on.  Of a power of two of
-ranks each has one, if no rank has a part of a half of odd length.
+What the ranks then have are subtrees, which are added on as the tree goes on; of a power of two of
+ranks each has one.
 
 A microbatch that is a right child in the tree is added to its sibling by the backward pass itself:
 that sum stays in the bucket, where other sums are taken out of it.

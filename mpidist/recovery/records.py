@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import LaunchError
+from ..errors import LaunchError, MpidistError
 from .vault import SLOTS, Reader, Record, Vault
 
 _MARK = "mpidist records: "
@@ -189,9 +189,13 @@ def from_text(text: str) -> Offer | None:
 
 
 def tell(folder: Path) -> None:
-    """Print what there is in a folder of this node."""
-    groups = found(folder) if folder.is_dir() else {}
-    sys.stdout.write(f"{as_text(offered(groups))}\n")
+    """Print what there is in a folder of this node; nothing if it cannot be read."""
+    offer: Offer = {}
+    try:
+        offer = offered(found(folder)) if folder.is_dir() else {}
+    except (MpidistError, OSError) as error:  # the node is not down, for all that
+        sys.stderr.write(f"mpidist: the records in {folder} cannot be read: {error}\n")
+    sys.stdout.write(f"{as_text(offer)}\n")
 
 
 def remove_before(folder: Path, ranks: Ranks) -> None:

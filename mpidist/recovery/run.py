@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -163,8 +164,7 @@ class _Job:
                         return result
                     self._recover()  # another rank has met a loss before it came here
                 except Exception as error:
-                    if isinstance(error, ReplicasDiffer) and error.at_fault and not self.why_not:
-                        self._end_here(error)
+                    self._end_if_at_fault(error)
                     if not self._is_loss(error):
                         raise
                     self._leave(error)
@@ -238,11 +238,17 @@ class _Job:
 
     # -- a loss ------------------------------------------------------------------------------------
 
-    def _end_here(self, error: ReplicasDiffer) -> None:
-        """End this process, which computes wrongly, as a lost rank: the others go on without."""
-        log.error("%s; this rank ends", error)
-        logging.shutdown()
-        os._exit(1)
+    def _end_if_at_fault(self, error: Exception) -> None:
+        """End this process as a lost rank if it computes wrongly: the others go on without.
+
+        Not where the others would restore a copy, of which a share is this rank's.
+        """
+        at_fault = isinstance(error, ReplicasDiffer) and error.at_fault
+        if at_fault and not self.why_not and not self.state.copies:
+            log.error("%s; this rank ends", error)
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(1)
 
     def _is_loss(self, error: Exception) -> bool:
         """Return whether a rank is lost, by which any call may have ended in an error."""

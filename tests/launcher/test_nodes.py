@@ -152,7 +152,7 @@ def test_next_start_is_on_the_nodes_that_answer(
 ):
     nodes = of_file(tmp_path, "n1:2\nn2:2\nn3:2\n")
     monkeypatch.setattr(
-        Nodes, "ask", lambda self, *_: {**dict.fromkeys(self.names, EMPTY), **answers}
+        Nodes, "ask", lambda self, *_, **__: {**dict.fromkeys(self.names, EMPTY), **answers}
     )
     with Restarts(3, True, nodes) as starts:
         assert starts.again(lost(*hosts), 137)
@@ -166,7 +166,7 @@ def test_too_few_ranks_are_left(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(
         Nodes,
         "ask",
-        lambda self, *_: {"n1": None, "n2": EMPTY} if len(self.names) > 1 else {"n2": EMPTY},
+        lambda self, *_, **__: {"n1": None, "n2": EMPTY} if len(self.names) > 1 else {"n2": EMPTY},
     )
     with Restarts(3, True, nodes, min_ranks=3) as starts:
         assert not starts.again(lost("n1", "n1", "n2", "n2"), 137)
@@ -181,11 +181,13 @@ def test_options_on_fewer_ranks():
     assert JobOptions().on_fewer(3) == JobOptions(ranks=3)
     with pytest.raises(InvalidArgument, match="--min-ranks 2: only with --max-restarts"):
         JobOptions(min_ranks=2).check(None)
+    with pytest.raises(InvalidArgument, match="--min-ranks 8: expected at most the 4 of -n"):
+        JobOptions(ranks=4, min_ranks=8, max_restarts=1).check(None)
 
 
 def test_records_that_cannot_be_removed_are_told(tmp_path, monkeypatch, capfd):
     nodes = of_file(tmp_path, "n1:2\nn2:2\n")
-    monkeypatch.setattr(Nodes, "ask", lambda *_: {"n1": None, "n2": ""})
+    monkeypatch.setattr(Nodes, "ask", lambda *_, **__: {"n1": None, "n2": ""})
     with Restarts(3, True, nodes) as starts:
         folder = starts.settings["MPIDIST_VAULTS"]
     assert not os.path.exists(folder)

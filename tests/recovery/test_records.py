@@ -184,3 +184,11 @@ def test_records_of_all_ranks_count_more_than_later_ones_of_a_node():
 def test_text_of_something_else_is_no_offer():
     assert records.from_text("command not found") is None
     assert records.from_text(records.as_text({})) == {}
+
+
+def test_records_that_cannot_be_read_are_none_and_the_node_is_there(tmp_path, capsys):
+    (tmp_path / "0.0.0.0-of-1.mpidist-vault-0").mkdir()
+    records.tell(tmp_path)
+    told = capsys.readouterr()
+    assert records.from_text(told.out) == {}
+    assert "cannot be read" in told.err

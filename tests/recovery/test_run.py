@@ -98,6 +98,14 @@ def test_a_rank_that_differs_for_the_third_time_is_lost(spares):
 
 
 @needs_ulfm
+@pytest.mark.long
+def test_a_rank_at_fault_is_an_error_where_its_share_of_a_copy_would_be_restored():
+    finished, done = train("faulty", ranks=4, spares=1, steps=30, COPIES="1")
+    assert finished.status and not done, finished.output
+    assert "for the 3rd time" in finished.output and "this rank ends" not in finished.output
+
+
+@needs_ulfm
 def test_timeline_of_a_loss(tmp_path):
     finished, done = train("numpy", "1:before:20", MPIDIST_FLIGHT=str(tmp_path))
     assert finished.status == 0 and len(done) == 3, finished.output

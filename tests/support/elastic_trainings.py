@@ -181,7 +181,8 @@ def faulty_training():
             commit(state)
         done(comm, state, [p.data for p in net.parameters()])
 
-    train(md.State(net=net, optimizer=optimizer))
+    copies = bool(os.environ.get("COPIES"))
+    train(md.State(net=net, optimizer=optimizer, copies=copies))
 
 
 def same_training():
