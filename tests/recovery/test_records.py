@@ -8,7 +8,7 @@ import mpidist as md
 from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.recovery import records
 from mpidist.recovery.records import RESTART, VAULTS, Ranks
-from mpidist.recovery.vault import Record
+from mpidist.recovery.vault import SLOTS, Record
 
 
 def write(folder, ranks, steps):
@@ -187,7 +187,8 @@ def test_text_of_something_else_is_no_offer():
 
 
 def test_records_that_cannot_be_read_are_none_and_the_node_is_there(tmp_path, capsys):
-    (tmp_path / "0.0.0.0-of-1.mpidist-vault-0").mkdir()
+    for slot in range(SLOTS):
+        (tmp_path / f"0.0.0.0-of-1.mpidist-vault-{slot}").symlink_to("/dev/null")  # another file
     records.tell(tmp_path)
     told = capsys.readouterr()
     assert records.from_text(told.out) == {}
