@@ -95,7 +95,7 @@ venv: $(VENV)/.all $(VENV)/.lint $(VENV)/.docs  ## .venv with Open MPI and every
 demo: $(VENV)/.demo  ## train on real digits on 4 ranks, then compare every allreduce; ARGS="--report report.html"
 	$(BIN)/mpidist run -n $(RANKS) -- mpidist demo $(ARGS)
 
-test: $(VENV)/.test $(MPICH_VENV)/.test  ## but for the long tests, one of five cases of each: serial, Open MPI on 2 and 4 ranks, MPICH on 2, some stress; 8 minutes
+test: $(VENV)/.test $(MPICH_VENV)/.test  ## but for the long tests, one of eight cases of each: serial, Open MPI on 2 and 4 ranks, MPICH on 2, some stress; 8 minutes
 	MPIDIST_STRESS_SECONDS=$${MPIDIST_STRESS_SECONDS:-10} $(LAUNCH) --short $(ARGS)
 
 test-all: $(VENV)/.all $(MPICH_VENV)/.test  ## every case of every test: also on 1, 3 and 5 ranks, MPICH on 3, Slurm, the docs' commands; 40 minutes; ARGS=--rest: what CI runs after make test

@@ -47,7 +47,7 @@ KINDS = ("serial", *SUFFIXES, *FOLDERS)
 KINDS_CHOSEN = pytest.StashKey[tuple[str, ...]]()
 RANKS = pytest.StashKey[int]()
 WITH_RANKS = re.compile(r"^def test_\w+\((?:[^)]*\W)?comm\W", re.MULTILINE)
-PART = 5  # `make test` runs one of five of a test's cases
+PART = 8  # `make test` runs one of eight of a test's cases
 RANK_TIMEOUT = 600.0  # seconds, of a test on simulated ranks without a limit of pytest-timeout
 
 
