@@ -110,9 +110,12 @@ class JobOptions:
         return None if self.ranks is None else self.ranks + (self.spares or 0)
 
     def on_fewer(self, started: int) -> JobOptions:
-        """Return the options of a start on fewer ranks: first of all it has fewer spares."""
-        ranks = min(self.ranks or started, started)
-        return replace(self, ranks=ranks, spares=(started - ranks) or None)
+        """Return the options of a start on fewer ranks: first of all it has fewer spares.
+
+        Without any the others still go on after a loss.
+        """
+        ranks, survive = min(self.ranks or started, started), bool(self.outlives)
+        return replace(self, ranks=ranks, spares=(started - ranks) or None, survive=survive)
 
     @property
     def needs_watch(self) -> bool:

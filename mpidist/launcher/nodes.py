@@ -12,7 +12,7 @@ from .allocation import SlurmAllocation, host_names, nodes_down
 from .mpi import INTEL, MPICH, OPEN_MPI, find_launcher
 from .processes import run_limited
 
-ANSWERS_WITHIN = 10.0, 20.0  # seconds that a node has for a small program, in each attempt
+ATTEMPTS = 10.0, 20.0  # seconds that a node has for a small program, in each attempt
 AT_ONCE = 16  # nodes that are asked at the same time
 # The variables that name a file with the nodes, one a line.
 HOST_FILES = {
@@ -60,7 +60,7 @@ class Nodes:
                 lines[node] = f"{lines.get(node, '')}{line}\n"  # a line for each rank, perhaps
         return cls(list(lines), vendor, environ, None, name, lines) if lines else None
 
-    def ask(self, *command: str, within: Sequence[float] = ANSWERS_WITHIN) -> dict[str, str | None]:
+    def ask(self, *command: str, within: Sequence[float] = ATTEMPTS) -> dict[str, str | None]:
         """Run a small program on each node; return what it prints, None if it did not end well.
 
         It is tried once for each of the seconds `within` which it is to end.

@@ -90,7 +90,7 @@ class RankProcess:
         self.roll_call = roll_call
         self.flight = ""  # folder of the program's flight record
         self.child: subprocess.Popen | None = None
-        self.abandoned = False  # whether mpidist run is gone without a word
+        self.records = ""  # this node's folder for the records of a job on several nodes
         self.connection = connect(address)
         if self.connection is None:
             sys.stderr.write(f"mpidist: rank {self.rank} cannot reach mpidist run at {address}\n")
@@ -168,7 +168,9 @@ class RankProcess:
                     threading.Thread(target=self.answer, daemon=True).start()
         except OSError:
             pass
-        self.abandoned = not over
+        # Before the program ends: then the launcher may kill this process, too.
+        if self.records and not over:
+            shutil.rmtree(self.records, ignore_errors=True)  # there will be no other start
         # mpidist run is gone.  A rank inside an MPI call does not react to SIGTERM.
         self.send(signal.SIGTERM)
         if self.child is not None:
@@ -328,19 +330,20 @@ def open_log(path: str) -> IO[bytes]:
     return file
 
 
-def hold_records() -> None:
+def hold_records() -> str:
     """Make the folder of this node for the records of a job on several, and lock it until the end.
 
-    On the node of ``mpidist run`` that has made it, and holds it.
+    On the node of ``mpidist run`` that has made it, and holds it.  Return it; "" if there is none.
     """
     folder = os.environ.get(VAULTS, "")
-    if OF_NODES not in folder:
-        return
+    if not os.path.basename(folder).startswith(OF_NODES):
+        return ""
     with contextlib.suppress(OSError):  # the program says what is wrong with it
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         fcntl.flock(os.open(folder, flags), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder
 
 
 def own_group() -> None:
@@ -428,10 +431,8 @@ def main(arguments: list[str]) -> None:
     logs = next((o.partition("=")[2] for o in options if o.startswith("logs=")), None)
     seconds = next((float(o.partition("=")[2]) for o in options if o.startswith("roll-call=")), 0)
     process = RankProcess(address, "label" in options, logs, seconds)
-    hold_records()
+    process.records = hold_records()
     status = process.run(arguments[cut + 1 :])
-    if process.abandoned and OF_NODES in (folder := os.environ.get(VAULTS, "")):
-        shutil.rmtree(folder, ignore_errors=True)  # there will be no other start
     # Open MPI's launcher counts a rank that ends by an exit code twice, and then ends too soon.
     exit_like(-signal.SIGKILL if "survive" in options and status > 0 else status)
 

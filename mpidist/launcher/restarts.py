@@ -17,7 +17,7 @@ from ..errors import MpidistError
 from ..measure import counted
 from .failures import Failure
 from .mpi import say
-from .nodes import ANSWERS_WITHIN, Nodes, short
+from .nodes import ATTEMPTS, Nodes, short
 from .supervisor import Supervisor
 
 PREFIX = "mpidist-vaults-"
@@ -65,7 +65,7 @@ class Restarts:
             return
         if self._nodes is not None:
             remove = ("sh", "-c", 'rm -rf "$0"; sleep 0.5', str(self._folder))
-            done = self._nodes.ask(*remove, within=ANSWERS_WITHIN[:1])  # the user waits for the end
+            done = self._nodes.ask(*remove, within=ATTEMPTS[:1])  # the user waits for the end
             left = [node for node, output in done.items() if output is None]
             if left:
                 say(f"{_nodes(left)}: the records in {self._folder} could not be removed")

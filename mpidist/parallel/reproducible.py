@@ -20,8 +20,9 @@ that sum stays in the bucket, where other sums are taken out of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
+from operator import iadd
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,15 +57,21 @@ def tree(first: int, count: int) -> Splits:
     return {(first, count): left, **tree(first, left), **tree(first + left, count - left)}
 
 
-def add(splits: Splits, subtrees: list[Subtree], first: int, count: int, total: Any) -> None:
+def add(
+    splits: Splits,
+    subtrees: list[Subtree],
+    first: int,
+    count: int,
+    total: Any,
+    join: Callable[[Any, Any], Any] = iadd,
+) -> None:
     """Add a subtree behind others: as long as two are the halves of a node, they become that."""
     while subtrees:
         start, length, before = subtrees[-1]
         if splits.get((start, length + count)) != length:
             break
         subtrees.pop()
-        before += total
-        first, count, total = start, length + count, before
+        first, count, total = start, length + count, join(before, total)
     subtrees.append((first, count, total))
 
 
@@ -146,15 +153,12 @@ class Microbatches:
         if self._joins:
             first, length, _ = subtrees.pop()
             count += length
-        while subtrees:
-            start, length, before = subtrees[-1]
-            if self._splits.get((start, length + count)) != length:
-                break
-            subtrees.pop()
-            self._release(bucket, before if into_flat else total)
-            total = np.add(before, total, out=flat if into_flat else before)
-            first, count = start, length + count
-        subtrees.append((first, count, total))
+
+        def join(before: Any, after: Any) -> Any:
+            self._release(bucket, before if into_flat else after)
+            return np.add(before, after, out=flat if into_flat else before)
+
+        add(self._splits, subtrees, first, count, total, join)
         return subtrees
 
     def _release(self, bucket: Bucket, total: Any) -> None:

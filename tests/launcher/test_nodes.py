@@ -176,8 +176,9 @@ def test_too_few_ranks_are_left(tmp_path, monkeypatch, capfd):
 
 
 def test_options_on_fewer_ranks():
-    assert JobOptions(ranks=4, spares=2).on_fewer(5) == JobOptions(ranks=4, spares=1)
-    assert JobOptions(ranks=4, spares=2).on_fewer(3) == JobOptions(ranks=3)
+    fewer = JobOptions(ranks=4, spares=2).on_fewer(5)
+    assert fewer == JobOptions(ranks=4, spares=1, survive=True)
+    assert JobOptions(ranks=4, spares=2).on_fewer(3) == JobOptions(ranks=3, survive=True)
     assert JobOptions().on_fewer(3) == JobOptions(ranks=3)
     with pytest.raises(InvalidArgument, match="--min-ranks 2: only with --max-restarts"):
         JobOptions(min_ranks=2).check(None)
