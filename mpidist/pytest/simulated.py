@@ -175,7 +175,8 @@ class SimulatedRanks:
         except (Exception, pytest.fail.Exception) as error:  # a rank's; or the time limit's
             outer = error
         hung = {rank: thread for rank, thread in threads.items() if rank not in done}
-        found = {r: _hang(thread, time.monotonic() - begin) for r, thread in hung.items()}
+        seconds = time.monotonic() - begin  # of all alike: they are one failure
+        found = {r: _hang(thread, seconds) for r, thread in hung.items()}
         found.update(errors)
         if hung:
             _end(hung, done)
