@@ -108,10 +108,11 @@ def try_out(comm: Communicator, collective: str, nbytes: int, op: str = "sum") -
         comm._service.choose(example_call(comm._place, collective, nbytes, find_op(op)), "auto")
 
 
-def before_calls(comm: Communicator, act: Callable[[], object]) -> None:
+def before_calls(comm: Communicator, act: Callable[[], object] | None) -> None:
     """Call ``act()`` in each call of a communicator that is new, and of those split from it.
 
-    It is called once the call is alone in the communicator, which it may not call.
+    It is called once the call is alone in the communicator, which it may not call.  None is for a
+    communicator whose calls tell nothing of the step, such as those of another thread.
     """
     comm.before = act
     comm._door.before(act)

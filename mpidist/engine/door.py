@@ -79,9 +79,12 @@ class Door:
         _watch_forks()  # only once there is something to protect: the import installs nothing
         _doors.add(self)
 
-    def before(self, act: Callable[[], object]) -> None:
+    def before(self, act: Callable[[], object] | None) -> None:
         """Call ``act()`` in each call that enters, and in no poll; before the first is bound."""
         pop = self._pop
+        if act is None:
+            self.take = pop
+            return
 
         def take() -> _Token:
             token = pop()

@@ -118,14 +118,19 @@ class Job:
         return [each.text for each in sorted(known, key=lambda each: (not each.time, each.time))]
 
     def places(self) -> list[str]:
-        """Return where the ranks are, those alike in one line; the fewest first."""
+        """Return where the ranks are, those alike in one line: the lost first, then the fewest."""
         alike: dict[tuple[str, str, str], list[tuple[int, str]]] = defaultdict(list)
         for record in self.records:
             where, moment, site = place(record)
             since = clock(record, moment) if moment else ""
             alike[self._end(record), where, site].append((record.rank, since))
         lines = []
-        for (end, where, site), group in sorted(alike.items(), key=lambda e: (len(e[1]), e[1])):
+        lost = self._ended or {}  # told first, since only a few lines are printed
+
+        def order(group: list[tuple[int, str]]) -> tuple[bool, int, list[tuple[int, str]]]:
+            return not any(rank in lost for rank, _ in group), len(group), group
+
+        for (end, where, site), group in sorted(alike.items(), key=lambda each: order(each[1])):
             first = min(moment for _, moment in group)
             since = f", waiting since {first} in {site}" if site else first and f", begun {first}"
             ranks = ranks_listed([rank for rank, _ in group])

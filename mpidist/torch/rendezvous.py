@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers as HANDLERS
 
+from ..communicator import layers
 from ..communicator.communicator import Communicator
 from ..communicator.launch import on_replace
 from ..communicator.launcher_notes import HYDRA, OPEN_MPI, SLURM
@@ -108,6 +109,9 @@ def rendezvous(
     if _store is None:
         own = comm.split(0)
         assert own is not None
+        # A thread of rank 0 looks for requests at any time: the state of md.elastic that is kept
+        # before a call would be one from the middle of a step.
+        layers.before_calls(own, None)
         _store = MpiStore(own)
     _groups += 1
     _share_address(comm)

@@ -242,6 +242,19 @@ def test_few_lines(tmp_path):
     assert last == f"more: mpidist flight --last 20 {path}"
 
 
+def test_few_lines_begin_with_the_lost_rank(tmp_path):
+    """On a loaded machine the others are in many places."""
+    path, ranks = job_of(tmp_path, 9)
+    for rank in ranks:
+        rank.begin("barrier")
+    for k, rank in enumerate(ranks[:8]):
+        for _ in range(k % 7):
+            rank.begin("barrier")
+    lines = Job(path, {7: "ended with exit code 3"}).few_lines()
+    assert lines[1].startswith("rank 7: ended with exit code 3; "), lines
+    assert lines[-2].endswith(" lines more")
+
+
 def test_events_of_a_trace(tmp_path):
     path, ranks = job_of(tmp_path, 2, absent=[1])
     ranks[0].begin("allreduce op=sum 8 x float64 by ring")

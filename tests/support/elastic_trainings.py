@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -334,6 +335,8 @@ def torch_training(wrapper):
                 loss.backward()
                 at("after")
                 step.step()
+                if wrapper == "torch" and not state.step % 10:  # the thread of the store looks in
+                    time.sleep(0.025)
                 if "scheduler" in objects:
                     objects["scheduler"].step()
                 commit(state)
