@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,7 +67,7 @@ class Job:
     """The flight records of a job's ranks, as far as they are in one folder.
 
     `ended` tells how ranks ended, where that is known better than by their records; `hosts` has the
-    hosts of ranks.
+    hosts of ranks.  Nothing is said of the ranks `without`.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Job:
         path: Path,
         ended: Mapping[int, str] | None = None,
         hosts: Mapping[int, str] | None = None,
+        without: Set[int] = frozenset(),
     ):
         self.path, self._ended, self._hosts = path, ended, hosts or {}
         self.records: list[FlightRecord] = []
@@ -89,14 +90,17 @@ class Job:
             raise InvalidArgument(f"{path} has no flight records: expected a folder of them")
         known = set()
         for file in files:
-            known.add(int(file.name.partition("-")[2].partition(".")[0]))
+            rank = int(file.name.partition("-")[2].partition(".")[0])
+            known.add(rank)
+            if rank in without:
+                continue
             try:
                 self.records.append(read(file))
             except ValueError as error:
                 self.refused.append(str(error))
         self.records.sort(key=lambda record: (record.rank, record.path))
         self.ranks = max((record.size for record in self.records), default=0)
-        self.absent = sorted(set(range(self.ranks)) - known)
+        self.absent = sorted(set(range(self.ranks)) - known - without)
 
     def crashed(self, rank: int) -> bool:
         """Return whether a rank's process is gone, and did not end as a Python program does."""

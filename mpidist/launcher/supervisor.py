@@ -495,8 +495,8 @@ class Supervisor:
         """Print what the flight records say, if a rank was lost or an operation did not end."""
         if self.interrupted:
             return
-        lost = [*self._without, *([cause] if isinstance(cause, RankState) else [])]
-        for job in self._jobs({rank.number: rank.how for rank in lost}):
+        lost = {cause.number: cause.how} if isinstance(cause, RankState) else {}
+        for job in self._jobs(lost):
             if isinstance(cause, Failure):
                 tells = cause.kind == CollectiveTimeout.__name__
             else:  # an exit code may stand for a signal that the launcher has seen
@@ -509,12 +509,16 @@ class Supervisor:
         return {each.number: each.host for each in self.known.values()}
 
     def _jobs(self, ended: Mapping[int, str]) -> Iterator[Job]:
-        """Yield the flight records on this node, one job for each time that MPI was started."""
+        """Yield the flight records on this node, one job for each time that MPI was started.
+
+        They leave out the ranks that were lost before: what became of these has been told.
+        """
         from .flight import Job  # here: mpidist run --help starts fast
 
+        without = {rank.number for rank in self._without} - set(ended)
         for folder in self._flights:
             with contextlib.suppress(InvalidArgument):  # its ranks are on other nodes
-                yield Job(folder, ended, self._hosts)
+                yield Job(folder, ended, self._hosts, without)
 
     def _verdict(self, status: int) -> int:
         """Return the exit code of the job, given the launcher's `status`; print what failed.

@@ -206,13 +206,14 @@ class _Job:
         assert comm is not None
         launch.take_place(comm)
         _phase("restores the state of the last commit" if self.generation else "begins")
-        self.state.begin(comm, self.lost, self.measured)
+        known = self.state.begin(comm, self.lost, self.measured)
         if self._since and comm.rank == 0:
             who = "; ".join(f"rank {r} {why}" for r, why in sorted(self.lost.items()))
             log.warning(
-                "%s: step %d goes on with %s after %s",
+                "%s: step %d goes on with %s after %s%s",
                 *(who or "a rank was lost", self.state.step + 1, counted(comm.size, "rank")),
                 format_time(time.perf_counter() - self._since),
+                "" if known else ": none of those that are left had begun, so training begins anew",
             )
         self._since = 0.0
         _phase("trains")

@@ -609,11 +609,12 @@ class State:
 
     # -- the begin of a generation ----------------------------------------------------------------
 
-    def begin(self, comm: Communicator, lost: Mapping[int, str], measured: Any = None) -> None:
+    def begin(self, comm: Communicator, lost: Mapping[int, str], measured: Any = None) -> bool:
         """Bring the state of the last commit to every rank of a new communicator; collective.
 
         `lost` are the ranks that were lost, `measured` what :func:`layers.known` returned of the
-        communicator before, where there was one.
+        communicator before, where there was one.  Return whether a state was there: after a loss it
+        may be gone, with all ranks that had it.
         """
         told: list[Told] = layers.everyone(comm, self._tell())
         self._check_alike(comm, told)
@@ -663,6 +664,7 @@ class State:
             self._last.close()
         self._last, self._next = self._next, None
         layers.before_calls(comm, self._before_call)
+        return newest >= 0
 
     def _tell(self) -> Told:
         names = [(k.name, k.kind, k.per_rank) for k in self._kept.values() if not k.made_inside]

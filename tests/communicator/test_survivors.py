@@ -147,6 +147,7 @@ def test_job_that_goes_on_has_succeeded(tmp_path):
     assert done.output.count("mpidist run: more: mpidist flight --last 20 ") == 4
     first = done.output.partition("; the others go on")[0]
     assert "mpidist run: rank 5: ended with exit code 3; after world #" in first, first
+    assert done.output.count("rank 5: ended with exit code 3; after ") == 1  # not at each loss
     lost = {int(number) for number in re.findall(r"rank (\d+) on ", last)}
     (job,) = tmp_path.joinpath("flights").iterdir()
     assert {r.rank for r in Job(job).records if r.crashed} == lost

@@ -255,6 +255,15 @@ def test_few_lines_begin_with_the_lost_rank(tmp_path):
     assert lines[-2].endswith(" lines more")
 
 
+def test_ranks_that_were_lost_before_are_left_out(tmp_path):
+    path, ranks = job_of(tmp_path, 4)
+    for rank in ranks[1:]:
+        rank.begin("barrier")
+    assert "rank 0 has not begun #1 barrier" in report(path)[0]
+    found = "\n".join(report(path, without={0}))
+    assert "rank 0" not in found and "has not begun" not in found and "ranks 1-3: " in found
+
+
 def test_events_of_a_trace(tmp_path):
     path, ranks = job_of(tmp_path, 2, absent=[1])
     ranks[0].begin("allreduce op=sum 8 x float64 by ring")

@@ -83,6 +83,15 @@ def test_any_rank_at_any_time(kills, spares):
     survives("numpy", kills, spares=spares)
 
 
+@pytest.mark.long
+@needs_ulfm
+def test_all_that_had_begun_are_lost_and_it_says_so():
+    finished, done = train("numpy", "0:before:9 1:before:9 2:before:9", spares=3)
+    assert finished.status == 0 and len(done) == 3, finished.output
+    assert "step 1 goes on with 3 ranks after" in finished.output
+    assert "none of those that are left had begun, so training begins anew" in finished.output
+
+
 @needs_ulfm
 @pytest.mark.parametrize("spares", [1, late(0)])
 def test_a_rank_that_differs_for_the_third_time_is_lost(spares):

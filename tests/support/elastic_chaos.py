@@ -85,10 +85,15 @@ def train(
                 before = watched.step()
                 while watched.step() <= before and not ended.wait(0.005):
                     pass
-                if ended.wait(seconds) or watched.done():
+                if ended.wait(seconds):
                     return
                 gone = () if restarts else killed
-                alive = [rank for rank in watched.training() if rank not in gone]
+                while True:  # the state is gone with the last rank that has it
+                    alive = [rank for rank in watched.training() if rank not in gone]
+                    if len(alive) > 1 or restarts or ended.wait(0.005):
+                        break
+                if ended.is_set() or watched.done():
+                    return
                 victim = random.choice(alive)
                 killed.append(victim)
                 while not watched.done():
