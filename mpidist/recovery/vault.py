@@ -38,6 +38,7 @@ class Vault:
 
     def __init__(self, files: Sequence[int] = ()) -> None:
         self._named = bool(files)
+        self._steps = [-1] * SLOTS  # of the records in the slots
         self._files = list(files) or [
             os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)
         ]
@@ -56,7 +57,7 @@ class Vault:
         shared: Sequence[Any] = (),
         **about: int,
     ) -> None:
-        """Write the record of a step, in place of the one `SLOTS` steps before.
+        """Write the record of a step, in place of its last one, else of the oldest.
 
         The bytes of `shared` come last; `about` are other fields of its :class:`Record`.
         MemoryError, with the size, if there is not enough memory for it.
@@ -79,7 +80,9 @@ class Vault:
                     f"{f' and each of {ranks} ranks' * (ranks > 1)}; {int(free)} are free"
                 )
             self._longest = length
-        file = self._files[step % SLOTS]
+        there = step if step in self._steps else min(self._steps)
+        slot = self._steps.index(there)
+        self._steps[slot], file = step, self._files[slot]
         os.pwrite(file, _HEAD.pack(_TORN, step, *record), 0)
         at = _HEAD.size
         for part in (*parts, *shared):
@@ -134,9 +137,10 @@ class Reader:
 
     def read(self, step: int, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes `start` to `stop` of the record of a step; KeyError if it is incomplete."""
-        file = self._files[step % SLOTS]
-        mark, there, length, *_ = _head(file)
-        if mark != _MARK or there != step:
+        heads = ((file, *_head(file)[:3]) for file in self._files)
+        found = ((file, size) for file, mark, s, size in heads if (mark, s) == (_MARK, step))
+        file, length = next(found, (-1, 0))
+        if file < 0:
             raise KeyError(step)
         at, end = _HEAD.size + start, _HEAD.size + (length if stop is None else stop)
         parts = []

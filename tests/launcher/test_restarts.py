@@ -62,6 +62,18 @@ def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
     assert finished.output.strip().endswith("mpidist run: finished in start 4 of 5")
 
 
+@each_mpi
+@pytest.mark.parametrize("wrapper", ["numpy", pytest.param("rows", marks=pytest.mark.long)])
+def test_not_every_step_is_copied_and_the_bits_are_the_same(wrapper, python):
+    """By default copies are so far apart that they take little time."""
+    finished, done = train(wrapper, "1:after:300:0", python, steps=400, SPACED="1")
+    assert finished.status == 0, finished.output
+    step = int(re.search(r"start 2 of 5, from step (\d+) in memory", finished.output)[1])
+    assert 0 < step < 300
+    undisturbed, same = train(wrapper, python=python, restarts=0, steps=400)
+    assert undisturbed.status == 0 and done == same, finished.output
+
+
 @pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("wrapper", ["ddp", "zero"])

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,9 @@ START = os.environ.get("MPIDIST_RESTART", "0")
 FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
 KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
 HOW = os.environ.get("HOW", "kill")
+# For the next start every step is copied, so that tests know the one that it begins with.
+EACH = os.environ.get("MPIDIST_VAULTS") and not os.environ.get("SPACED")
+State = partial(md.State, copies=True) if EACH else md.State
 DEVICE = os.environ.get("DEVICE", "cpu")
 _seen: dict[str, int] = {}
 
@@ -103,7 +107,7 @@ def numpy_training():
         assert state.values["seen"] == 8 * STEPS
         done(comm, state, [weights])
 
-    train(md.State(weights=weights, rng=rng))
+    train(State(weights=weights, rng=rng))
 
 
 def rows_training():
@@ -127,7 +131,7 @@ def rows_training():
             commit(state)
         done(comm, state, [comm.allreduce(u.sum(0), algorithm="linear")])
 
-    train(md.State(rng=rng))
+    train(State(rng=rng))
 
 
 def nn_training():
@@ -160,7 +164,7 @@ def nn_training():
                     break
         done(comm, state, [p.data for p in net.parameters()])
 
-    train(md.State(net=net, optimizer=optimizer, rng=rng))
+    train(State(net=net, optimizer=optimizer, rng=rng))
 
 
 def faulty_training():
@@ -183,7 +187,7 @@ def faulty_training():
         done(comm, state, [p.data for p in net.parameters()])
 
     copies = bool(os.environ.get("COPIES"))
-    train(md.State(net=net, optimizer=optimizer, copies=copies))
+    train(State(net=net, optimizer=optimizer, copies=copies))
 
 
 def same_training():
@@ -210,7 +214,7 @@ def same_training():
                         break
         done(comm, state, [p.data for p in net.parameters()])
 
-    train(md.State(net=net, optimizer=optimizer))
+    train(State(net=net, optimizer=optimizer))
 
 
 class Counted(nn.Linear):
@@ -255,7 +259,7 @@ def buffers_training(how):
         seen = comm.allgather_object(net.seen)
         done(comm, state, [*(p.data for p in net.parameters()), *seen])
 
-    train(md.State(net=net, optimizer=optimizer, rng=rng))
+    train(State(net=net, optimizer=optimizer, rng=rng))
 
 
 def pipeline_training():
@@ -287,7 +291,7 @@ def pipeline_training():
         mine = [p.data for p in stage.parameters()] if grid.data_index == 0 else []
         done(comm, state, comm.allgather_object(mine))
 
-    train(md.State(rng=rng))
+    train(State(rng=rng))
 
 
 def torch_training(wrapper):
@@ -346,7 +350,7 @@ def torch_training(wrapper):
         if wrapper == "torch":
             dist.destroy_process_group()
 
-    train(md.State(**objects))
+    train(State(**objects))
 
 
 TRAININGS = {
