@@ -247,8 +247,9 @@ class Microbatches:
             if gradient.parameter.grad is not gradient.view:
                 raise InvalidArgument(
                     f"rank {self._rank}: the gradient of {gradient.name} was set to None, or "
-                    f"replaced, between two backward passes of a step with reproducible="
-                    f"{self.total}: expected that to come after the last one only"
+                    "replaced, as by backward(create_graph=True), between two backward passes of "
+                    f"a step with reproducible={self.total}: expected that to come after the last "
+                    "one only"
                 )
 
     def check_first(self, added: Gradient, gradients: Sequence[Gradient]) -> None:

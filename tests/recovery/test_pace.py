@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mpidist as md
+from mpidist.backends.base import Backend
 from mpidist.recovery import pace
 from mpidist.recovery.pace import PART, Pace
 
@@ -64,9 +65,14 @@ def test_window_without_a_copy_keeps_the_distance(clock):
     assert copied == [1, 2, 3, 200, 400, 600] and looks[:3] == [4, 8, 16]
 
 
-@pytest.mark.parametrize("asked, every", [(None, False), (True, True)])
-def test_states_of_a_job_that_may_start_again(monkeypatch, tmp_path, asked, every):
+@pytest.mark.parametrize(
+    "asked, why_not, every",
+    [(None, "it is MPICH", False), (True, "it is MPICH", True), (None, None, True)],
+)
+def test_states_of_a_job_that_may_start_again(monkeypatch, tmp_path, asked, why_not, every):
+    """Every commit is copied if that is asked for, or where ranks may go on after a loss."""
     tmp_path.chmod(0o700)
+    monkeypatch.setattr(Backend, "why_no_survivors", lambda _: why_not)
     monkeypatch.setenv("MPIDIST_VAULTS", str(tmp_path))
     monkeypatch.setattr(pace, "PART", 1e-9)  # a copy is never worth it
 
