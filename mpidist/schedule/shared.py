@@ -83,11 +83,18 @@ class Part:
 
 
 def shared_proofs(
-    algorithm: Algorithm, size: int, roots: Sequence[int], count: int, arity: int, pieces: int
+    algorithm: Algorithm,
+    size: int,
+    roots: Sequence[int],
+    count: int,
+    arity: int,
+    pieces: int,
+    judged: bool,
 ) -> list[Proof]:
     """Return the proofs of a schedule in memory of one node, for each root.
 
-    Raises Unfit, or what the generator raises, if not all of them are found.
+    If `judged`, it combines as the fixed tree.  Raises Unfit, or what the generator raises, if not
+    all of them are found.
     """
 
     def written(rank: Any, root: Any) -> Any:
@@ -107,7 +114,9 @@ def shared_proofs(
             else:
                 part.phases[-1].append(item)
         parts.append(part)
-    return _Shared(algorithm, size, roots, count).run(parts)
+    shared = _Shared(algorithm, size, roots, count)
+    shared.judged = judged
+    return shared.run(parts)
 
 
 class _Shared(State):
@@ -216,8 +225,12 @@ class _Shared(State):
         for several in folds.values():
             peers = np.concatenate([np.repeat(p[:, None], len(t), 1) for _, p, _, t in several], 1)
             read = np.concatenate([r for _, _, r, _ in several], axis=1)
-            flat = peers.reshape(len(peers), -1)
-            values = self.terms.fold(flat, self._values(read).reshape(len(peers), -1))
+            flat, operands = peers.reshape(len(peers), -1), self._values(read)
+            if self.judged and len(peers) > 1:
+                groups = np.tile(np.arange(flat.shape[1]), len(peers))
+                owners = np.concatenate([np.tile(seats, len(t)) for _, _, _, t in several])
+                self.judge(groups, flat.ravel(), operands.ravel(), owners // self.size)
+            values = self.terms.fold(flat, operands.reshape(len(peers), -1))
             begin = 0
             for index, _, _, target in several:
                 end = begin + target.size

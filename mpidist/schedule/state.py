@@ -151,6 +151,8 @@ class State:
         self.contract, self.size, self.roots = contract, size, np.asarray(roots)
         self.count, self.width, self.seats = count, width, size * len(roots)
         self._equal, self.transposed = equal_blocks, contract.name == "alltoall"
+        self.judged = False  # whether all that is combined is judged
+        self.at_once = np.ones(len(roots), bool)  # by proof
         self.ranks = np.tile(np.arange(size), len(roots))
         self.seat_roots = np.repeat(self.roots, size)
         self.memory = np.full(self.seats * width, -1, np.int32)
@@ -192,6 +194,36 @@ class State:
             fits = place == block
         if not fits.all():
             raise Unfit("gets a block that may differ in length")
+
+    def judge(
+        self, groups: np.ndarray, by: np.ndarray, values: np.ndarray, proofs: np.ndarray
+    ) -> None:
+        """Raise Unfit if values are not combined as the fixed tree; note where some are partial.
+
+        Of each value that is combined at once with others: its group, and the rank that brings it;
+        `proofs` has the number of each group's proof.  See :meth:`.terms.Terms.joins`.  Whatever is
+        combined is judged, so a value of several contributions is a subtree if it is a range.
+        """
+        terms = self.terms
+        low, high = terms.low[values], terms.high[values]
+        # Each rank brings a range of ranks that it is in, so these have the order of the ranks.
+        if not (terms.sorted[values] & (low <= by) & (by <= high)).all():
+            raise Unfit("combines what is in another order")
+        first, stop, each, total = np.zeros((4, len(proofs)), np.int32)
+        first[:] = self.size
+        length = high - low + np.int32(1)
+        np.minimum.at(first, groups, low)
+        np.maximum.at(stop, groups, high + np.int32(1))
+        np.maximum.at(each, groups, length)
+        np.add.at(total, groups, length)
+        count = stop - first
+        spans = np.array([1 << (n - 1).bit_length() for n in range(1, self.size + 1)])
+        span = spans[count - 1]
+        fits = (total == count) & (each & (each - 1) == 0) & (first % span == 0)
+        fits &= (count == span) | (stop == self.size)
+        if not fits.all() or ((length < each[groups]) & (high + 1 < stop[groups])).any():
+            raise Unfit("combines in another way than the fixed tree")
+        self.at_once[proofs[each > 1]] = False
 
     def proofs(self, depth: np.ndarray, **numbers: np.ndarray) -> list[Proof]:
         """Check the end state, and return the proofs by root.
@@ -262,9 +294,10 @@ class State:
         columns = [
             numbers.get(name, empty).reshape(-1, self.size).tolist() for name in (*names, "stores")
         ]
-        rows = zip(
-            self.roots.tolist(), depth.tolist(), ordered.tolist(), identical.tolist(), *columns
-        )
+        tree = True if self.judged else None
+        single = self.at_once.tolist() if self.judged else [None] * len(self.roots)
+        flags = (depth.tolist(), ordered.tolist(), identical.tolist(), single)
+        rows = zip(self.roots.tolist(), *flags, *columns)
         return [
             Proof(
                 collective=self.contract.name,
@@ -284,12 +317,15 @@ class State:
                 meetings=max(meetings),
                 blocks_read=sum(reads),
                 blocks_stored=sum(stores),
+                at_once=at_once,
+                tree=tree,
             )
             for (
                 root,
                 longest,
                 in_order,
                 same,
+                at_once,
                 own,
                 messages,
                 blocks,

@@ -53,6 +53,7 @@ class Form:
         self.actions: list[tuple[int, ...]] = []
         self.rounds: list[list[int]] = []
         self.own = 0  # rounds of the schedule, not only of the table
+        self.mixed = False  # whether a round combines and copies
         self.families: list[list[tuple[int, int, int, int]]] = []  # reads and actions of strands
         self._row = 0
         self.first = self._sequence(signature, ())[0]
@@ -113,6 +114,7 @@ class Form:
                 places = [(len(self.receives), -1, row + k, buffer, k) for k in range(count)]
                 self.receives.append((peer, strand, count, 0))
             self.actions += [(kind, order, peer, *place) for place in places]
+        self.mixed |= {COPY, REDUCE} <= {kind for kind, *_ in steps}
         counts = [len(each) - b for each, b in zip(lists, begin)]
         self.rounds.append([*begin, *counts, -1, -1, 1])
         return len(self.rounds) - 1
@@ -251,8 +253,9 @@ class Table:
     Of each block that is sent: its cell, `read`.
 
     Of each action: its `kind`, RECV, REDUCE or COPY; `order` in the round, equal for those at once;
-    the `target`, a cell; the `source`, the cell of a copy or an index in `read`; and whether what
-    is received is the `left` operand.  Of each cell: whether it is `written`.
+    the `target`, a cell; the `source`, the cell of a copy or an index in `read`; of a REDUCE the
+    `peer`, and whether what is received is the `left` operand.  Of each cell: whether it is
+    `written`.
     """
 
     def __init__(self, forms: list[Form], size: int, seats: int, count: int):
@@ -261,6 +264,7 @@ class Table:
         self._limits = np.array([count, count, scratch], np.int32)
         self._offsets = np.array([0, count, 2 * count], np.int32)
         self.strands = any(form.families for form in forms)
+        self.mixed = any(form.mixed for form in forms)
         self.first = np.empty(seats, np.int32)
         self.own, self.messages, self.blocks, self.reductions = np.zeros((4, seats), np.int64)
         self.written = np.zeros(seats * self.width, bool)
@@ -276,7 +280,8 @@ class Table:
         self.receives = columns.get("receives", "receives_count")
         self.reads = columns.get("reads", "reads_count")
         self.actions = columns.get("actions", "actions_count")
-        self.read, self.target, self.left = columns.get("read", "target", "left")
+        self.read, self.target = columns.get("read", "target")
+        self.peer, self.left = columns.get("peer", "left")
         self.kind, self.order, self.crowded = columns.get("kind", "order", "crowded")
 
     def _add(self, form: Form, columns: Columns, base: np.ndarray) -> np.ndarray:
@@ -316,10 +321,10 @@ class Table:
         target = self._cells(form, acts[:, 5], acts[:, 6])
         source = flat(acts[:, 3], 1)
         source[copies] = self._cells(form, acts[copies, 3], acts[copies, 4])
-        left = np.zeros(target.shape, bool)
-        left[combined] = form.numbers[acts[combined, 2]] < rank
+        peer = np.full(target.shape, size, np.int32)
+        peer[combined] = form.numbers[acts[combined, 2]]
         self.written[target] = True
-        columns.add(target=target, source=source, left=left)
+        columns.add(target=target, source=source, peer=peer, left=peer < rank)
         for name, column in (("kind", 0), ("order", 1), ("part", 7)):
             columns.add(**{name: np.repeat(acts[:, column], lanes)})
         if (acts[:, 6] == _NUMBER["in"]).any():

@@ -35,19 +35,21 @@ def proofs(
 
     Parameters are those of :meth:`~mpidist.schedule.Algorithm.schedule`, but for the roots.
     """
-    if algorithm.combines_as_tree(size, groups):
-        return None  # how values are combined is judged by the machine alone
     count = algorithm.block_count(size, groups=groups) * pieces
+    judged = algorithm.combines_as_tree(size, groups)
     try:
         if algorithm.memory is not None:
             if groups is not None and len(groups) > 1:
                 return None
-            found = shared_proofs(algorithm, size, roots, count, arity, pieces)
+            found = shared_proofs(algorithm, size, roots, count, arity, pieces, judged)
         else:
-            found = _by_messages(algorithm, size, roots, count, arity, groups, pieces)
+            found = _by_messages(algorithm, size, roots, count, arity, groups, pieces, judged)
     except Exception:  # Unfit, and whatever a generator raises
         return None
-    return None if algorithm.ordered and not all(proof.ordered for proof in found) else found
+    for claimed, name in ((algorithm.ordered, "ordered"), (algorithm.at_once, "at_once")):
+        if claimed and not all(getattr(proof, name) for proof in found):
+            return None
+    return found
 
 
 # Of the type of the array: with the 1 of Python, ``subtract.at`` takes 70 times as long.
@@ -62,10 +64,15 @@ def _by_messages(
     arity: int,
     groups: Groups | None,
     pieces: int,
+    judged: bool,
 ) -> list[Proof]:
     forms = forms_of(algorithm, size, roots, arity, groups, pieces)
     table = Table(forms, size, size * len(roots), count)
-    return _Wave(algorithm.contract, table, roots, algorithm.equal_blocks).run()
+    wave = _Wave(algorithm.contract, table, roots, algorithm.equal_blocks)
+    wave.judged = judged
+    if judged and table.mixed:
+        raise Unfit("a copy among what a round combines")
+    return wave.run()
 
 
 class _Wave(State):
@@ -168,6 +175,8 @@ class _Wave(State):
         """Apply what rounds have received, and their copies, in the order of their steps."""
         table = self.table
         actions = ranged(table, table.actions, ended)
+        if self.judged:
+            self._judge(actions[table.kind[actions] == REDUCE])
         order = table.order[actions]
         last = int(order.max(initial=0))
         for step in range(last + 1):
@@ -175,6 +184,23 @@ class _Wave(State):
             kind = table.kind[here]
             for each in np.flatnonzero(np.bincount(kind, minlength=COPY + 1)):
                 self._act(int(each), here[kind == each])
+
+    def _judge(self, actions: np.ndarray) -> None:
+        """Judge what rounds combine at once in each cell: what it has, and what is received."""
+        if not actions.size or self.terms.idempotent:
+            return
+        table = self.table
+        target = table.target[actions]
+        cells = self._unique(target)
+        group = np.arange(len(cells))
+        self.mark[cells] = group
+        seats = cells // self.width
+        self.judge(
+            np.concatenate([group, self.mark[target]]),
+            np.concatenate([self.ranks[seats], table.peer[actions]]),
+            np.concatenate([self.memory[cells], self.content[table.source[actions]]]),
+            seats // self.size,
+        )
 
     def _act(self, kind: int, actions: np.ndarray) -> None:
         table, memory = self.table, self.memory

@@ -12,19 +12,15 @@ from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
 from tests.support.how_long import takes_minutes
 
-# How values are combined is judged by the machine alone.
-ALGORITHMS = [
-    replace(a, at_once=False, tree=False)
-    for a in algorithms(one_sided=True)
-    if a.memory is not None
-]
+ALGORITHMS = [a for a in algorithms(one_sided=True) if a.memory is not None]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.label)
 BARRIERS = [a for a in ALGORITHMS if a.collective == "barrier"]  # left to the machine
 RANKS_APART = {"scan", "exscan"}  # above 24 ranks left to the machine
 
 
-def unjudged(proof):
-    return replace(proof, at_once=None, tree=None)
+def comparable(proof, algorithm):
+    """Return the machine's proof as the fast one, which judges only what is claimed."""
+    return proof if algorithm.at_once else replace(proof, at_once=None, tree=None)
 
 
 def pieces_of(algorithm, size):
@@ -41,8 +37,11 @@ def test_proofs_of_1_to_33_ranks_are_the_machines(algorithm):
                 assert found is None
                 continue
             assert found == [
-                unjudged(prove(algorithm.collective, algorithm, size, root, segments=pieces))
-                for root in roots
+                comparable(proof, algorithm)
+                for proof in (
+                    prove(algorithm.collective, algorithm, size, root, segments=pieces)
+                    for root in roots
+                )
             ], f"{size} ranks, {pieces} pieces"
 
 
@@ -62,7 +61,8 @@ def judge(algorithm, count, random):
         mutant, what = changed
         broken = replace(algorithm, function=lambda rank, size, parts=mutant, **known: parts[rank])
         try:
-            wanted = [unjudged(prove(algorithm.collective, broken, size, root, segments=pieces))]
+            proof = prove(algorithm.collective, broken, size, root, segments=pieces)
+            wanted = [comparable(proof, algorithm)]
         except MpidistError:
             wanted = None
         found = proofs(broken, size, [root], pieces=pieces)
@@ -92,7 +92,7 @@ def proof_of(rounds, memory=PUBLISHED, size=3):
     made = replace(memory, function=lambda rank, size, **known: iter(rounds(rank, size)))
     found = proofs(made, size, [0])
     try:
-        wanted = [unjudged(prove("broadcast", made, size))]
+        wanted = [comparable(prove("broadcast", made, size), made)]
     except MpidistError:
         wanted = None
     assert found is None or found == wanted
@@ -153,3 +153,25 @@ def test_writes_in_later_phases_are_proved():
         return [every, step, every, step, every]
 
     assert proof_of(twice)
+
+
+def test_a_claim_to_combine_at_once_that_is_not_kept_is_no_proof():
+    def in_pairs(rank, size):
+        """Combine two arrays, and then what has come out with two others."""
+        yield Meet(range(size))
+        if rank == 0:
+            yield Fold((0, 1), 0, target="tmp")
+            yield Fold((0, 2, 3), 0, own="tmp")
+        yield Meet(range(size))
+        if rank:
+            yield Get(0)
+        yield Meet(range(size))
+
+    known = find("allreduce", "in_place").algorithm
+    tried = replace(known, function=in_pairs, blocks=1, at_once=False)
+    assert len(proofs(tried, 4, [0])) == 1
+    for claim in ({"at_once": True}, {"tree": True}):
+        claimed = replace(tried, **claim)
+        assert proofs(claimed, 4, [0]) is None
+        with pytest.raises(MpidistError, match="claims to combine"):
+            prove("allreduce", claimed, 4)

@@ -7,26 +7,22 @@ import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import MpidistError
-from mpidist.schedule import Recv, Send, algorithm, algorithms, find, prove
+from mpidist.schedule import Copy, Recv, Reduce, Send, algorithm, algorithms, find, prove
 from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
 from tests.support.how_long import takes_minutes
 
-# How values are combined is judged by the machine alone.
-ALGORITHMS = [replace(a, at_once=False, tree=False) for a in algorithms()]
+ALGORITHMS = algorithms()
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.label)
 
 
-def unjudged(proof):
+def comparable(proof, algorithm, groups):
+    """Return the machine's proof as the wave finds it, which judges only what is claimed."""
+    if algorithm.combines_as_tree(proof.size, groups):
+        return proof
     return replace(proof, at_once=None, tree=None)
-
-
-def test_claims_on_how_values_are_combined_are_left_to_the_machine():
-    claimed = [a for a in algorithms() if a.combines_as_tree(8)]
-    assert {a.name for a in claimed} >= {"direct", "recursive_doubling"}
-    assert [proofs(a, 8, [0]) for a in claimed] == [None] * len(claimed)
 
 
 def served(algorithm, size):
@@ -45,7 +41,8 @@ def compare(algorithm, size, roots, groups, arity=2):
         prove(algorithm.collective, algorithm, size, root, arity=arity, groups=groups)
         for root in roots
     ]
-    assert found == list(map(unjudged, wanted)), f"{algorithm.label}, {size} ranks, {groups}"
+    wanted = [comparable(proof, algorithm, groups) for proof in wanted]
+    assert found == wanted, f"{algorithm.label}, {size} ranks, {groups}"
 
 
 @pytest.mark.long
@@ -86,7 +83,8 @@ def judged(algorithm, count, random):
         mutant, what = changed
         broken = replace(algorithm, function=lambda rank, size, parts=mutant, **known: parts[rank])
         try:
-            wanted = [unjudged(prove(algorithm.collective, broken, size, root, groups=groups))]
+            proof = prove(algorithm.collective, broken, size, root, groups=groups)
+            wanted = [comparable(proof, algorithm, groups)]
         except MpidistError:
             wanted = None
         found = proofs(broken, size, [root], 2, groups)
@@ -135,6 +133,57 @@ def test_an_order_that_is_claimed_but_not_kept_is_no_proof():
     ring = replace(find("allreduce", "ring").algorithm, ordered=True)
     assert proofs(ring, 8, [0]) is None
     assert proofs(replace(ring, ordered=False), 8, [0]) is not None
+
+
+@pytest.mark.parametrize("name", ["ring", "rabenseifner", "recursive_doubling", "tree", "direct"])
+def test_a_tree_that_is_claimed_is_judged_as_by_the_machine(name):
+    known = find("allreduce", name).algorithm
+    verdicts = set()
+    for size in range(2, 18):
+        claimed = replace(known, tree=True, at_once=False)
+        machine = prove("allreduce", known, size)
+        if machine.tree:
+            assert proofs(claimed, size, [0]) == [machine]
+        else:
+            assert proofs(claimed, size, [0]) is None
+            with pytest.raises(MpidistError, match="fixed tree"):
+                prove("allreduce", claimed, size)
+        verdicts.add(machine.tree)
+    assert verdicts >= {name == "direct"}  # both, where it depends on the size
+
+
+def test_contributions_that_are_claimed_to_be_combined_at_once_but_are_not_are_no_proof():
+    doubling = find("allreduce", "recursive_doubling").algorithm
+    assert proofs(replace(doubling, at_once=True), 8, [0]) is None
+    assert proofs(replace(doubling, at_once=False), 8, [0])[0].at_once is False
+
+
+@pytest.mark.parametrize("brought", ["3 by 2", "a copy between"])
+def test_a_tree_is_judged_by_who_brings_what(brought):
+    def odd(rank, size):
+        if brought == "3 by 2":  # ranks 2 and 3 swap their data, so that 0 gets them crosswise
+            if rank > 1:
+                yield Send(5 - rank), Recv(5 - rank, 0, "tmp")
+                yield Send(0, 0, "tmp")
+        elif rank:
+            yield Send(0)
+        if rank == 1 and brought == "3 by 2":
+            yield Send(0)
+        if not rank and brought == "3 by 2":
+            yield Reduce(1), Reduce(3), Reduce(2)
+        elif not rank:
+            yield Reduce(1), Copy(0, 0, "out", "tmp"), Reduce(2), Reduce(3)
+        if rank == 0:
+            yield tuple(Send(peer) for peer in range(1, size))
+        else:
+            yield Recv(0)
+
+    known = replace(find("allreduce", "direct").algorithm, function=odd, blocks=1, at_once=False)
+    assert proofs(replace(known, ordered=False), 4, [0]) is not None
+    claimed = replace(known, ordered=False, tree=True)
+    assert proofs(claimed, 4, [0]) is None
+    with pytest.raises(MpidistError, match="fixed tree"):
+        prove("allreduce", claimed, 4)
 
 
 def test_a_generator_that_arrays_do_not_suit_is_proved_rank_by_rank():
