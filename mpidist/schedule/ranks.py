@@ -27,7 +27,9 @@ class _Numpy:
     """Numpy, imported at its first use: a monitor of a rank, and what asks for help, has none."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module("numpy"), name)
+        found = getattr(import_module("numpy"), name)
+        setattr(self, name, found)  # an import is slow, also one of what is there already
+        return found
 
 
 if TYPE_CHECKING:
@@ -88,16 +90,18 @@ def by_value(values: np.ndarray) -> list[np.ndarray]:
 
 def number(values: np.ndarray, bound: int | None = None) -> Any:
     """Return Ranks with these values, or a plain number if they are all the same."""
-    first = values[0]
-    if first == values[-1] and (values == first).all():
-        return first.item()
+    first = values.item(0)
+    if first == values.item(-1) and (values == first).all():
+        return first
     return Ranks(values, bound)
 
 
 def _operand(other: Any) -> tuple[Any, int] | None:
     """Return an operand for numpy and its bound; None for one that is no whole number."""
-    if isinstance(other, Ranks):
+    if type(other) is Ranks:
         return other.values, other.bound
+    if type(other) is int:
+        return other, abs(other)
     return (other, abs(int(other))) if isinstance(other, (int, np.integer)) else None
 
 
@@ -107,36 +111,33 @@ _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshi
 
 # Numbers of 64 bits wrap around where Python's grow, so every array carries a bound of its numbers.
 # It is computed from the bounds of the operands: to look at all numbers would take too long.
-def _bound(name: str, left: int, right: int) -> int:
-    """Return a bound of the result of an operator, from those of its operands."""
-    if name in _COMPARISONS:
-        return 1
-    if name in ("add", "sub"):
-        return left + right
-    if name == "mul":
-        return left * right
-    if name == "mod":
-        return right
-    if name in ("floordiv", "rshift"):
-        return left
-    if name == "lshift":
-        return left << min(right, 64)
-    return 1 << max(left, right).bit_length()
+_BOUNDS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.add,
+    "mul": operator.mul,
+    "mod": lambda left, right: right,
+    "floordiv": lambda left, right: left,
+    "rshift": lambda left, right: left,
+    "lshift": lambda left, right: left << min(right, 64),
+    **dict.fromkeys(("and", "or", "xor"), lambda left, right: 1 << max(left, right).bit_length()),
+    **dict.fromkeys(_COMPARISONS, lambda left, right: 1),
+}
 
 
 def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    function = getattr(operator, f"__{name}__")
+    function, limit = getattr(operator, f"__{name}__"), _BOUNDS[name]
+    compares, shifts = name in _COMPARISONS, name in ("lshift", "rshift")
 
     def of(left: Any, right: Any) -> Any:
         one, other = _operand(left), _operand(right)
         if one is None or other is None:
             return NotImplemented
-        bound = _bound(name, one[1], other[1])
-        if bound >= _LARGE or (name in ("lshift", "rshift") and np.min(other[0]) < 0):
+        bound = limit(one[1], other[1])
+        if bound >= _LARGE or (shifts and np.min(other[0]) < 0):
             raise OverflowError(f"{name} of numbers of 64 bits")
         found = function(one[0], other[0])
         # As int64: numpy adds two of its bools to a bool.
-        return number(found.astype(np.int64) if name in _COMPARISONS else found, bound)
+        return number(found.astype(np.int64) if compares else found, bound)
 
     return of, lambda self, other: of(other, self)
 
@@ -193,7 +194,8 @@ def span(first: int, stop: int) -> range | tuple[int, ...]:
 def pick(numbers: tuple[int, ...], index: int) -> int:
     """Return the number of an index, ``numbers[index]``; of many ranks each has its own index."""
     if isinstance(index, Ranks):
-        return number(_array(numbers)[index.values])
+        values, bound = _array(numbers)
+        return number(values[index.values], bound)
     return numbers[index]
 
 
@@ -246,5 +248,6 @@ def _field(values: Sequence[Any], index: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _array(numbers: tuple[int, ...]) -> np.ndarray:
-    return np.array(numbers, np.int64)
+def _array(numbers: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    values = np.array(numbers, np.int64)
+    return values, int(np.abs(values).max())
