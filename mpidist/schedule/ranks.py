@@ -127,8 +127,13 @@ _BOUNDS: dict[str, Callable[[int, int], int]] = {
 def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     function, limit = getattr(operator, f"__{name}__"), _BOUNDS[name]
     compares, shifts = name in _COMPARISONS, name in ("lshift", "rshift")
+    distinct = name in ("add", "sub", "xor")  # with one number different values stay different
 
     def of(left: Any, right: Any) -> Any:
+        if distinct and type(right) is int and type(left) is Ranks:
+            bound = limit(left.bound, abs(right))
+            if bound < _LARGE:
+                return Ranks(function(left.values, right), bound)
         one, other = _operand(left), _operand(right)
         if one is None or other is None:
             return NotImplemented

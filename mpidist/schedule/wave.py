@@ -178,9 +178,12 @@ class _Wave(State):
         if self.judged:
             self._judge(actions[table.kind[actions] == REDUCE])
         order = table.order[actions]
-        last = int(order.max(initial=0))
-        for step in range(last + 1):
-            here = actions[order == step] if last else actions
+        steps = [actions]
+        if order.any():
+            counts = np.bincount(order)
+            short = order.astype(np.uint16) if len(counts) < 1 << 16 else order  # a radix sort
+            steps = np.split(actions[np.argsort(short, kind="stable")], np.cumsum(counts)[:-1])
+        for here in steps:
             kind = table.kind[here]
             for each in np.flatnonzero(np.bincount(kind, minlength=COPY + 1)):
                 self._act(int(each), here[kind == each])
