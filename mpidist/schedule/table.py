@@ -17,6 +17,7 @@ form are made at once::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +140,37 @@ class Form:
         self.acts = np.array(self.actions, np.int32).reshape(-1, 8)
         self.blocks = np.array(self.reads, np.int32).reshape(-1, 2)
         self.plan = np.array(self.rounds, np.int32).reshape(-1, 11)
+
+    def of_first(self, size: int) -> Form | None:
+        """Return the form of the first root's seats, or None if it has none of them."""
+        chosen = self.seats < size
+        if not chosen.any():
+            return None
+        part = copy(self)
+        part.seats, part.numbers = self.seats[chosen], self.numbers[:, chosen]
+        return part
+
+    def turns(self, size: int, roots: np.ndarray, count: int) -> bool:
+        """Return whether its seats of all roots are those of the first root, renumbered.
+
+        If a root is n ranks behind the first one, so are all ranks and their peers.  Blocks are, by
+        as many as n ranks have, if all ranks have equally many; else they keep their numbers.
+        """
+        each = 0 if count % size else count // size
+        shifts = ((roots - roots[0]) % size).astype(np.int32)
+        ranks, behind = self.seats % size, shifts[self.seats // size]
+        column = np.full(size, -1)
+        column[ranks[self.seats < size]] = np.flatnonzero(self.seats < size)
+        like = column[(ranks - behind) % size]
+        if (like < 0).any() or self.scratch():
+            return False
+        peers = {row[0] for row in (*self.sends, *self.receives)}
+        for row, numbers in enumerate(self.numbers):
+            step, modulus = (1, size) if row in peers else (each, count)
+            turned = numbers[like] + (step * behind if step else 0)
+            if (numbers != np.where(turned < modulus, turned, turned - modulus)).any():
+                return False
+        return True
 
     def scratch(self) -> int:
         """Return how many blocks of "tmp" the seats use."""

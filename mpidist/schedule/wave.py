@@ -11,6 +11,7 @@ proof, and the machine says what is wrong, or proves it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from .ranks import Unfit
 from .registry import Algorithm, Groups
 from .shared import shared_proofs
 from .state import State
-from .table import COPY, RECV, REDUCE, Table, forms_of, ranged
+from .table import COPY, RECV, REDUCE, Form, Table, forms_of, ranged
 
 
 def proofs(
@@ -67,6 +68,41 @@ def _by_messages(
     judged: bool,
 ) -> list[Proof]:
     forms = forms_of(algorithm, size, roots, arity, groups, pieces)
+    contract, numbers = algorithm.contract, np.asarray(roots)
+    # Moving data is the same for every root, if ranks and blocks are renumbered: the end state too.
+    # What is combined is not, since the lower rank has the left operand.
+    alike = len(roots) > 1 and contract.rooted and not contract.reduces
+    if alike and all(form.turns(size, numbers, count) for form in forms):
+        forms = [first for form in forms if (first := form.of_first(size))]
+        (proof,) = _proved(algorithm, forms, size, roots[:1], count, judged)
+        return [_turned(proof, root) for root in roots]
+    return _proved(algorithm, forms, size, roots, count, judged)
+
+
+def _turned(proof: Proof, root: int) -> Proof:
+    """Return the proof of one root for another, with the figures of each rank in its place."""
+    last = (proof.root - root) % proof.size
+
+    def turned(figures: tuple[int, ...]) -> tuple[int, ...]:
+        return figures[last:] + figures[:last]
+
+    return replace(
+        proof,
+        root=root,
+        sent=turned(proof.sent),
+        blocks_sent=turned(proof.blocks_sent),
+        written=turned(proof.written),
+    )
+
+
+def _proved(
+    algorithm: Algorithm,
+    forms: list[Form],
+    size: int,
+    roots: Sequence[int],
+    count: int,
+    judged: bool,
+) -> list[Proof]:
     table = Table(forms, size, size * len(roots), count)
     wave = _Wave(algorithm.contract, table, roots, algorithm.equal_blocks)
     wave.judged = judged

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
@@ -10,6 +11,7 @@ from mpidist.errors import MpidistError
 from mpidist.schedule import Copy, Recv, Reduce, Send, algorithm, algorithms, find, prove
 from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
+from mpidist.schedule.table import forms_of
 from mpidist.schedule.wave import proofs
 from tests.mutation import mutate, write_down
 from tests.support.how_long import takes_minutes
@@ -127,6 +129,35 @@ def test_one_wrong_root_of_many_has_the_machines_counterexample(late):
     assert row.proofs == 63
     assert row.counterexample.startswith("64 ranks, root 40: rank 39")
     assert "never written" in row.counterexample
+
+
+@pytest.mark.parametrize("name", ["binomial", "linear"])
+@pytest.mark.parametrize("collective", ["broadcast", "scatter", "gather"])
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_roots_that_turn_an_algorithm_have_the_machines_figures_of_each_rank(
+    collective, name, size
+):
+    algorithm = find(collective, name).algorithm
+    forms = forms_of(algorithm, size, range(size))
+    count = algorithm.block_count(size)
+    assert all(form.turns(size, np.arange(size), count) for form in forms)
+    compare(algorithm, size, range(size), None)
+    compare(algorithm, size, [size - 1, 0, 1], None)
+
+
+def test_a_root_that_turns_the_schedule_but_for_two_blocks_is_no_proof():
+    def crossed(rank, size, *, root):
+        """Scatter along the ranks; root 2 sends two ranks each other's blocks."""
+        others = [(root + i) % size for i in range(1, size)]
+        blocks = [*reversed(others[:2]), *others[2:]] if root == 2 else others
+        if rank == root:
+            yield tuple(Send(peer, block) for peer, block in zip(others, blocks))
+        else:
+            yield Recv(root, rank if root != 2 else blocks[others.index(rank)])
+
+    tried = replace(find("scatter", "linear").algorithm, function=crossed)
+    assert proofs(tried, 6, [0, 1, 2, 3]) is None
+    assert len(proofs(tried, 6, [0, 1, 3, 5])) == 4
 
 
 def test_an_order_that_is_claimed_but_not_kept_is_no_proof():
