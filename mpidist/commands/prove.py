@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..pipeline.schedules.sweep import PipelineProofRow
+    from ..schedule.needless import Needless
     from ..schedule.sweep import Row
 
 ALL = "all"
@@ -126,6 +127,11 @@ def _complete(
 @only(
     ALGORITHMS,
     click.option("--jobs", type=Count(), help="Processes; by default one for each core."),
+    click.option(
+        "--needless",
+        is_flag=True,
+        help="Also leave out each meeting in shared memory, and name those that nothing needs.",
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
@@ -141,6 +147,7 @@ def prove_command(
     microbatches: list[int],
     chunks: list[int] | None,
     jobs: int | None,
+    needless: bool,
     as_json: bool,
 ) -> int:
     """Prove each ALGORITHM of each COLLECTIVE (by default all), for each of the numbers of --ranks.
@@ -152,6 +159,9 @@ def prove_command(
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
     code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds.
 
+    With --needless, every algorithm in shared memory is proved again without each of its meetings,
+    and what is still proved is named: it could be left out.
+
     With --pipeline, each proof is for one number of ranks and one of microbatches.  It shows that
     every microbatch passes through every stage once, in an order that cannot deadlock, and that no
     message is taken for another.  A counter-example names rank, stage and step.
@@ -161,6 +171,7 @@ def prove_command(
 
     print_rows: Callable[..., None]
     rows: list[Any]
+    spare: list[Needless] | None = None
     begun = perf_counter()
     if pipeline is not None:
         check_only(context, PIPELINES)
@@ -178,13 +189,34 @@ def prove_command(
         with progress_bar("proving") as advance:
             rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
+        if needless:
+            spare = [s for row in rows if row.proved for s in _needless(row, arity[0])]
         print_rows = _print_algorithms
     seconds = perf_counter() - begun
     if as_json:
-        click.echo(json.dumps(as_dict(rows, seconds), indent=1))
+        more = {} if spare is None else {"needless": [dataclasses.asdict(s) for s in spare]}
+        click.echo(json.dumps(as_dict(rows, seconds) | more, indent=1))
     else:
-        print_rows(make_console(), rows, seconds)
+        console = make_console()
+        print_rows(console, rows, seconds)
+        if spare is not None:
+            _print_needless(console, spare)
     return 0 if all(row.proved for row in rows) else 1
+
+
+def _needless(row: Row, arity: int) -> list[Needless]:
+    """Return the meetings that an algorithm could do without, for the sizes of its row."""
+    from ..schedule.needless import find_needless
+
+    return find_needless(row.collective, row.name, row.sizes, arity)
+
+
+def _print_needless(console: Console, spare: list[Needless]) -> None:
+    for each in spare:
+        line = f"needless: {each.collective} {each.name}: {each.meeting}, on {spans(each.sizes)} "
+        console.print(line + "ranks: it is proved without", markup=False, style="yellow")
+    if not spare:
+        console.print("no meeting can be left out")
 
 
 def _imported(words: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -26,7 +26,7 @@ from .wave import proofs
 _SEATS = 16384  # most ranks of all proofs of a task
 _MANY = 1_000_000  # blocks in the steps of all proofs that are done at once: about 150 MB
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
-_EVERY_PAIR = 16  # number of ranks up to which every root is proved with every grouping
+EVERY_ROOT = 16  # number of ranks up to which every root is proved with every grouping
 _LITTLE = 1500  # blocks in the steps of all proofs, below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
@@ -75,7 +75,7 @@ def tasks_of(algorithm: Algorithm, size: int, arities: tuple[int, ...]) -> Itera
     """Yield the proofs of an algorithm for one size as tasks of about equal length."""
     # In shared memory only some roots of many ranks: there a proof takes p² accesses for each root.
     roots = tuple(range(size)) if algorithm.contract.rooted else (0,)
-    if algorithm.contract.rooted and algorithm.memory is not None and size > _EVERY_PAIR:
+    if algorithm.contract.rooted and algorithm.memory is not None and size > EVERY_ROOT:
         roots = (0, size // 2, size - 1)
     arities = arities if "arity" in algorithm.uses else arities[:1]
     module = algorithm.function.__module__
@@ -162,7 +162,7 @@ def _prove_all(task: ProofTask) -> Result:
     algorithm = find(task.collective, task.name).algorithm
     every = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]
     served = [groups for groups in every if algorithm.unsupported(task.size, groups) is None]
-    cuts = _PIECES if "pieces" in algorithm.uses and task.size <= _EVERY_PAIR else (1,)
+    cuts = _PIECES if "pieces" in algorithm.uses and task.size <= EVERY_ROOT else (1,)
     proved: list[Proof] = []
     faults: list[tuple[int, str]] = []  # root and text
     for groups, roots in _roots(task, served):
@@ -228,7 +228,7 @@ def _roots(task: ProofTask, served: list[Groups]) -> Iterator[tuple[Groups, list
     ends = (0, task.size // 2, task.size - 1)
     small = [groups for groups in served if len(groups[0]) == 2] or served[-1:]
     for groups in served:
-        every = task.size <= _EVERY_PAIR or groups in small[:1]
+        every = task.size <= EVERY_ROOT or groups in small[:1]
         roots = [root for root in task.roots if every or root in ends]
         if roots:
             yield groups, roots

@@ -288,6 +288,28 @@ def test_prove_as_json():
     assert {row["name"] for row in report["rows"]} == {"ring"}
 
 
+def test_prove_names_a_meeting_that_nothing_needs(tmp_path):
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "from mpidist.schedule import Meet, algorithm\n"
+        "@algorithm('barrier', 'twice', memory='mapped')\n"
+        "def twice(rank, size):\n"
+        "    yield Meet(range(size))\n"
+        "    yield Meet(range(size))\n"
+    )
+    try:
+        words = ("prove", "--import", str(script), "barrier", "twice", "--ranks", "1-4")
+        text = call(*words, "--needless")
+        assert "barrier twice: meeting 1 of all ranks, on 2-4 ranks" in text
+        assert "barrier twice: meeting 2 of all ranks, on 2-4 ranks" in text
+        found = json.loads(call(*words, "--needless", "--json"))["needless"]
+        assert [each["sizes"] for each in found] == [[2, 3, 4], [2, 3, 4]]
+        assert "needless" not in call(*words) + call(*words, "--json")
+    finally:
+        unregister("barrier", "twice")
+    assert "no meeting can be left out" in call("prove", "barrier", "--ranks", "3", "--needless")
+
+
 def test_prove_takes_algorithms_after_a_collective():
     """As `show` does, but several of both."""
     words = ("allreduce", "broadcast", "in_place", "tree:3", "--algorithm", "ring")
