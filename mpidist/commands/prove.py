@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +44,7 @@ ALL = "all"
 RANKS, PIPELINE_RANKS = range(1, 34), range(1, 9)  # by default
 ALGORITHMS = "algorithms of collectives"  # uses of options
 PIPELINES = "pipeline schedules (--pipeline)"
-WHAT = "COLLECTIVE | ALGORITHM | FILE.xml"
+WHAT = "COLLECTIVE | ALGORITHM | FILE.xml | PLAN.json"
 
 
 def _complete(
@@ -64,6 +65,7 @@ def _complete(
         "mpidist prove allreduce tree --arity 2,5 --ranks 7,12",
         "mpidist prove --import mine.py --algorithm mine",
         "mpidist prove ring.xml",
+        "mpidist prove plan.json --needless",
         "mpidist prove --pipeline",
         "mpidist prove --pipeline 1f1b,zb-v --ranks 1-16 --microbatches 1-64",
     ),
@@ -130,7 +132,8 @@ def _complete(
     click.option(
         "--needless",
         is_flag=True,
-        help="Also leave out each meeting in shared memory, and name those that nothing needs.",
+        help="Also leave out each meeting, or each signal of a plan, and name those that nothing "
+        "needs.",
     ),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -157,10 +160,12 @@ def prove_command(
     seconds of a row are CPU time.  A proof shows that no rank
     deadlocks, that every contribution arrives exactly once, and, where the algorithm claims it,
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
-    code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds.
+    code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds;
+    an execution plan of MSCCL++, PLAN.json, over two launches, with all races of thread blocks.
 
     With --needless, every algorithm in shared memory is proved again without each of its meetings,
-    and what is still proved is named: it could be left out.
+    and a plan without each signal and its wait, semaphore, barrier and flush.  What is still proved
+    is named: it could be left out.
 
     With --pipeline, each proof is for one number of ranks and one of microbatches.  It shows that
     every microbatch passes through every stage once, in an order that cannot deadlock, and that no
@@ -170,7 +175,7 @@ def prove_command(
     from ..schedule.sweep import sweep
 
     print_rows: Callable[..., None]
-    rows: list[Any]
+    rows: list[Any] = []
     spare: list[Needless] | None = None
     begun = perf_counter()
     if pipeline is not None:
@@ -183,19 +188,29 @@ def prove_command(
         print_rows = _print_pipelines
     else:
         check_only(context, ALGORITHMS)
-        given, sizes = _imported(words)
+        plans = [word for word in words if word.endswith(".json")]
+        given, sizes = _imported([word for word in words if word not in plans])
         chosen = _named(given, collective or (), algorithm or ())
         sizes = ranks or sizes or list(RANKS)
-        with progress_bar("proving") as advance:
-            rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
+        if plans and ranks:
+            raise click.UsageError("--ranks: a plan is for its own number of GPUs")
+        if not plans or given or collective or algorithm:
+            with progress_bar("proving") as advance:
+                rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         if needless:
             spare = [s for row in rows if row.proved for s in _needless(row, arity[0])]
+        for path in plans:
+            row, more = _plan(path, needless)
+            rows.append(row)
+            spare = None if spare is None else spare + more
         print_rows = _print_algorithms
     seconds = perf_counter() - begun
     if as_json:
-        more = {} if spare is None else {"needless": [dataclasses.asdict(s) for s in spare]}
-        click.echo(json.dumps(as_dict(rows, seconds) | more, indent=1))
+        report = as_dict(rows, seconds)
+        if spare is not None:
+            report["needless"] = [dataclasses.asdict(each) for each in spare]
+        click.echo(json.dumps(report, indent=1))
     else:
         console = make_console()
         print_rows(console, rows, seconds)
@@ -211,12 +226,36 @@ def _needless(row: Row, arity: int) -> list[Needless]:
     return find_needless(row.collective, row.name, row.sizes, arity)
 
 
+def _plan(path: str, needless: bool) -> tuple[Row, list[Needless]]:
+    """Prove a plan of MSCCL++; return its row, and if asked the words that it could do without."""
+    from ..errors import ScheduleError
+    from ..interchange.mscclpp.kernels import needless_words, prove_plan
+    from ..interchange.mscclpp.plan import read_plan
+    from ..schedule.needless import Needless
+    from ..schedule.sweep import Row
+
+    with naming(WHAT):
+        plan = read_plan(path)
+    begun, size, label = process_time(), len(plan.gpus), (plan.collective, Path(path).name)
+    messages, fault, found = 0, None, []
+    try:
+        messages = prove_plan(plan).messages
+    except ScheduleError as error:
+        fault = str(error)
+    row = Row(*label, (size,), (), 1, 1, messages, process_time() - begun, fault)
+    if needless and fault is None:
+        with progress_bar("proving") as advance:
+            texts = needless_words(plan, _on_proof(advance))
+        found = [Needless(*label, text, (size,)) for text in texts]
+    return row, found
+
+
 def _print_needless(console: Console, spare: list[Needless]) -> None:
     for each in spare:
         line = f"needless: {each.collective} {each.name}: {each.meeting}, on {spans(each.sizes)} "
         console.print(line + "ranks: it is proved without", markup=False, style="yellow")
     if not spare:
-        console.print("no meeting can be left out")
+        console.print("nothing can be left out")
 
 
 def _imported(words: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -32,6 +32,7 @@ from .rounds import (
     Schedule,
     Send,
     Step,
+    Wait,
     block_tuple,
     steps_of,
 )
@@ -52,7 +53,8 @@ class Proof:
         Length of the longest chain of messages, each of which is sent only after the one before;
         a meeting, and a round that reads or writes other ranks' memory, count as one message.
     messages : int
-        Messages of all ranks together; `sent` has the number that each rank sends.
+        Messages of all ranks together, and words (Signal); `sent` has the number of messages that
+        each rank sends.
     blocks_moved : int
         Blocks in all messages together; `blocks_sent` has the number that each rank sends.
     reductions : int
@@ -145,7 +147,7 @@ class Machine:
 
     def run(self) -> Proof:
         """Run every rank to its end, check the end state, and return the proof."""
-        ends = [Strand(rank, iter(part)) for rank, part in enumerate(self.parts)]
+        ends = [Strand.of(rank, part) for rank, part in enumerate(self.parts)]
         for strand in ends:
             self._start(strand)
         self._drain()
@@ -162,7 +164,7 @@ class Machine:
             block_count=self.count,
             rounds=max(self.rounds),
             depth=self.depth,
-            messages=sum(self.exchange.sent),
+            messages=sum(self.exchange.sent) + (0 if shared is None else shared.words.posted),
             blocks_moved=sum(self.exchange.blocks_sent),
             reductions=self.memory.reductions,
             sent=tuple(self.exchange.sent),
@@ -219,6 +221,8 @@ class Machine:
     def _waits(self, shared: OneSided, strand: Strand) -> bool:
         """Begin a round in other ranks' memory; return whether the strand must wait in it."""
         step = strand.steps[0]
+        if isinstance(step, Wait):
+            return shared.words.wait(strand)
         if not isinstance(step, Meet):
             return self._delays(strand)
         strand.pending = 1
@@ -235,9 +239,10 @@ class Machine:
         self.ready.append(strand)
 
     def _open(self, parent: Strand, item: Parallel) -> bool:
-        touched: dict[BlockPlace, tuple[int, bool]] = {}
+        kernels = self.shared is not None and self.shared.memory.kernels
+        touched: dict[BlockPlace, tuple[int, bool]] | None = None if kernels else {}
         children = [
-            Strand(parent.rank, iter(s), (*parent.path, k), parent, touched, parent.clock)
+            Strand.of(parent.rank, s, (*parent.path, k), parent, touched, parent.clock)
             for k, s in enumerate(item.strands)
         ]
         parent.pending = len(children)
@@ -292,9 +297,9 @@ class Machine:
         for heard in strand.heard:
             shared.races.learn(strand, *heard)
         strand.heard = ()
-        if not any(isinstance(step, ONE_SIDED) for step in steps):
+        if not (shared.memory.kernels or any(isinstance(step, ONE_SIDED) for step in steps)):
             return False
-        if not isinstance(steps[0], Meet):
+        if not isinstance(steps[0], (Meet, Wait)):
             strand.clock += 1
             shared.perform(strand, steps)
         if self.watch is not None:
@@ -355,6 +360,11 @@ class Machine:
     def _wait_text(self, strand: Strand) -> str:
         if isinstance(strand.steps[0], Meet):
             return self._meeting_text(strand, strand.steps[0])
+        where = strand.name(strand.number) or f"rank {strand.rank} in round {strand.number}"
+        if isinstance(strand.steps[0], Wait):
+            assert self.shared is not None
+            first = self.shared.words.missing(strand)[0]
+            return f"{where} waits for rank {first.peer} on {first.channel}"
         waits = [
             f"{type(p.step).__name__}({p.step.peer}, blocks={p.step.blocks})"
             for p in self.exchange.waiting(strand)

@@ -20,6 +20,11 @@ class Memory:
     scratch : tuple of str
         Buffers besides "in", "out" and "tmp".  They are not the caller's: two sets of them take
         turns, so that a later call uses them again only when all ranks have met in the next one.
+    kernels : bool
+        Whether it is that of thread blocks on GPUs, for plans that are proved and not run.  Strands
+        of a rank use each other's blocks, in the order that Signal and Wait give them.  A schedule
+        has several calls in a row, and the caller's steps between them: "in" is the data that it
+        begins each with, which nobody else reaches; others reach "input".
     """
 
     name: str
@@ -27,6 +32,7 @@ class Memory:
     reads: frozenset[str]
     writes: frozenset[str] = frozenset()
     scratch: tuple[str, ...] = ()
+    kernels: bool = False
 
     def why_not(self, does: str, buffer: str) -> str | None:
         """Return why other ranks may not "read" or "write" (`does`) a buffer; None if they may."""
@@ -39,7 +45,7 @@ class Memory:
     @property
     def buffers(self) -> tuple[str, ...]:
         """The names of all buffers."""
-        return (*BUFFERS, *self.scratch)
+        return (*BUFFERS, *("input",) * self.kernels, *self.scratch)
 
 
 _OWN = frozenset(BUFFERS)
@@ -53,6 +59,14 @@ MEMORIES = {
             "others read the two halves of a rank's slot, into which it copies",
             frozenset(("slot0", "slot1")),
             scratch=("slot0", "slot1"),
+        ),
+        Memory(
+            "kernels",
+            "thread blocks of GPUs reach each other's input, output and scratch",
+            frozenset(("input", "out", "scratch")),
+            frozenset(("out", "scratch")),
+            scratch=("scratch",),
+            kernels=True,
         ),
     )
 }

@@ -48,7 +48,8 @@ class SymbolicMemory:
             start = contract.input_blocks(rank, size, root, count)
             buffers: dict[str, dict[int, int]] = {name: {} for name in self.buffers}
             leaves = self.terms.leaves(rank, start)
-            buffers[contract.input_buffer] = leaves
+            if memory is None or not memory.kernels:
+                buffers[contract.input_buffer] = leaves
             if memory is not None:
                 buffers["in"] = leaves.copy()
             self.values.append(buffers)

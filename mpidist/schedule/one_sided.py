@@ -1,4 +1,4 @@
-"""The steps in other ranks' memory in the prover's machine: Get, Put, Fold and Meet."""
+"""The steps in other ranks' memory in the prover's machine: Get, Put, Fold, Combine and Meet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ from .memories import Memory
 from .memory import SymbolicMemory
 from .races import Races
 from .registry import Groups
-from .rounds import Blocks, Copy, Fold, Get, Meet, Put, Recv, Reduce, Send, Step, block_tuple
+from .rounds import (
+    Blocks,
+    Combine,
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Put,
+    Recv,
+    Reduce,
+    Send,
+    Signal,
+    Step,
+    Wait,
+    block_tuple,
+)
 from .strand import Known, Strand
+from .words import Words
 
 Place = tuple[int, str, int]  # rank, buffer and block
 
@@ -48,6 +64,7 @@ class OneSided:
         self.memory, self.symbolic, self._depart = memory, symbolic, depart
         size = symbolic.size
         self.races = symbolic.races = Races(symbolic.contract, memory, size)
+        self.words = Words(depart)
         self.node = {rank: n for n, group in enumerate(groups) for rank in group}
         self._near = {rank: frozenset(group) - {rank} for group in groups for rank in group}
         self.meetings = [0] * size
@@ -56,14 +73,23 @@ class OneSided:
         self._counts: dict[MeetingKey, dict[int, int]] = {}
 
     def checked(self, strand: Strand) -> bool:
-        """Return whether a round has one-sided steps; raise ScheduleError if it also has others."""
+        """Return whether a round has one-sided steps; raise ScheduleError if it also has others.
+
+        Of kernels, copies are such steps too: those of a round may happen in any order.
+        """
         steps = strand.steps
-        messages = others = False
+        messages, others = False, self.memory.kernels
         for step in steps:
             if isinstance(step, (Send, Recv, Reduce)):
                 messages = True
             elif isinstance(step, (Get, Put, Fold)):
                 others = True
+            elif isinstance(step, (Combine, Signal, Wait)):
+                others = True
+                if not self.memory.kernels:
+                    raise strand.error(f"{step!r} needs the memory 'kernels'")
+                if isinstance(step, Wait) and not all(isinstance(s, Wait) for s in steps):
+                    raise strand.error("has a Wait beside other steps: expected waits alone")
             elif isinstance(step, Meet):
                 if len(steps) > 1:
                     raise strand.error("has a Meet beside other steps; it is a round of its own")
@@ -83,6 +109,12 @@ class OneSided:
                 self._fold(strand, index, step, reads, writes)
             elif isinstance(step, (Get, Put, Copy)):
                 self._transfer(strand, index, step, reads, writes)
+            elif isinstance(step, Combine):
+                self._combine(strand, index, step, reads, writes)
+            elif isinstance(step, Signal):
+                if not (isinstance(step.peer, int) and 0 <= step.peer < self.symbolic.size):
+                    raise self._not_near(strand, step.peer, step)
+                self.words.post(strand, step)
             else:
                 raise strand.error(f"{step!r} is not a step, a round or a Parallel")
         if reads is not None:
@@ -172,6 +204,46 @@ class OneSided:
                 raise strand.error(str(error), a) from None
             memory.judge_fold(strand, a, dict(zip(peers, values)), value)
             writes.append((index, (rank, step.target, b), value, False))
+
+    def _combine(
+        self,
+        strand: Strand,
+        index: int,
+        step: Combine,
+        reads: dict[Place, int] | None,
+        writes: list[tuple[int, Place, int, bool]],
+    ) -> None:
+        rank, memory = strand.rank, self.symbolic
+        for does, places in (("read", step.operands), ("write", step.targets)):
+            for peer, buffer, blocks in places:
+                self._check_buffers(strand, (buffer,))
+                if peer != rank and peer not in self._near[rank]:
+                    raise self._not_near(strand, peer, step)
+                if peer != rank:
+                    self._check_reach(strand, buffer, peer, does)
+                self._check_lengths(strand, block_tuple(step.operands[0][2]), block_tuple(blocks))
+        for at in range(len(block_tuple(step.operands[0][2]))):
+            values = []
+            for peer, buffer, blocks in step.operands:
+                block = block_tuple(blocks)[at]
+                if peer == rank:
+                    values += memory.read(strand, [(buffer, block)])
+                else:
+                    values += memory.read_of(strand, (peer,), buffer, block)
+                    self.races.read(strand, (peer,), buffer, block)
+                    self.read[rank] += 1
+                if reads is not None:
+                    reads[peer, buffer, block] = index
+            result, operand = values[0], block_tuple(step.operands[0][2])[at]
+            try:
+                for value in values[1:]:
+                    result = memory.terms.combine(result, value)
+            except ValueError as error:
+                raise strand.error(str(error), operand) from None
+            memory.reductions += len(values) - 1
+            memory.judge(strand, operand, dict(enumerate(values)), result)
+            for peer, buffer, blocks in step.targets:
+                writes.append((index, (peer, buffer, block_tuple(blocks)[at]), result, False))
 
     def _blocks(self, here: Blocks, to: Blocks | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         blocks = block_tuple(here)
@@ -346,7 +418,8 @@ class OneSided:
         return max(self.meetings), sum(self.read), sum(self.stored)
 
     def check_end(self, ends: list[Strand]) -> None:
-        """Raise if ranks of a group met unequally often, or use a buffer too late."""
+        """Raise if words are left, ranks met unequally often, or a buffer is used too late."""
+        self.words.check_end()
         for (_, group), counts in self._counts.items():
             most = max(group, key=counts.__getitem__)
             least = min(group, key=counts.__getitem__)

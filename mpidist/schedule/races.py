@@ -54,14 +54,16 @@ class Races:
 
     def __init__(self, contract: Contract, memory: Memory, size: int):
         self._memory, self._size = memory, size
-        self._in_place = contract.input_buffer != "in"
+        self._in_place = contract.input_buffer != "in" and not memory.kernels
         reached = memory.reads | memory.writes
         # A rank's own accesses matter only where another rank's can meet them.
         self._read_here = memory.writes | ({"in"} if "out" in memory.writes else set())
+        if memory.kernels:  # the caller writes between calls, and may not wait for a strand
+            self._read_here = reached
         self._written_here = reached
         self._columns: dict[tuple[str, int], Column] = {}
         self._overwritten: dict[int, set[int]] = {}  # block: ranks whose "in" may be gone
-        self.rank_of: list[int] = []
+        self._strands: list[Strand] = []
         self._met: set[tuple[int, ...]] = set()
         self._awaited: set[tuple[int, int]] = set()  # a rank and one that it awaited
 
@@ -69,14 +71,15 @@ class Races:
         """Number a strand that starts; a strand of a ``parallel`` knows what its parent knows."""
         # The ranks' whole schedules begin first, so their numbers are the ranks: if an owner is in
         # what a strand knows, the owner has called before.
-        strand.thread = len(self.rank_of)
-        self.rank_of.append(strand.rank)
+        strand.thread = len(self._strands)
+        self._strands.append(strand)
         strand.tick = BEFORE + 1
         parent = strand.parent
         if parent is None:
             strand.known = {strand.rank: BEFORE}
         else:
             strand.known = {**parent.known, parent.thread: parent.tick - 1}
+        strand.begun = strand.known
 
     def learn(self, strand: Strand, known: Known, thread: int, tick: int) -> None:
         """Add what another strand knew, and its rounds up to `tick`, to what a strand knows."""
@@ -194,7 +197,8 @@ class Races:
         together = any(len(group) == self._size for group in self._met)
         for (buffer, block), column in self._columns.items():
             if buffer in self._memory.scratch:
-                if not together:
+                # Kernels' calls are all in the schedule, so that later ones were checked like this.
+                if not together and not self._memory.kernels:
                     self._check_turns(buffer, block, column)
                 continue
             for epoch, owners in column.accesses():
@@ -213,21 +217,20 @@ class Races:
         block: int,
         does: str,
     ) -> None:
-        rank = self.rank_of[epoch[0]]
+        rank = self._strands[epoch[0]].rank
         for owner in owners:
             if owner != rank and ends[owner].known.get(epoch[0], 0) < epoch[1]:
-                raise ScheduleError(
+                raise self._strands[epoch[0]].error(
                     f"race: {does} {buffer!r} of rank {owner}, which may have returned to its "
                     "caller: it must meet this rank afterwards",
-                    rank=rank,
-                    round=epoch[2],
-                    block=block,
+                    block,
+                    epoch[2],
                 )
 
     def _check_turns(self, buffer: str, block: int, column: Column) -> None:
         """Raise if the owner of scratch memory does not await its readers in every call."""
         for epoch, owners in column.accesses():
-            rank = self.rank_of[epoch[0]]
+            rank = self._strands[epoch[0]].rank
             for owner in owners:
                 met = (owner, rank) in self._awaited or owner == rank
                 if not met and not any(rank in g and owner in g for g in self._met):
@@ -259,11 +262,15 @@ class Races:
         did: str,
         place: str = "",
     ) -> ScheduleError:
-        rank = self.rank_of[other[0]]
+        rank = self._strands[other[0]].rank
         whose = "its own" if owner == strand.rank else f"rank {owner}'s"
         who = "another strand of this rank" if rank == strand.rank else f"rank {rank}"
+        when = f"in round {other[2]}"
+        name = self._strands[other[0]].name(other[2])
+        if name is not None:
+            who, when = name, "too"
         return strand.error(
             f"race: {does} {whose} {buffer!r}, which {who} {did}{' as ' + place if place else ''} "
-            f"in round {other[2]}: neither is before the other",
+            f"{when}: neither is before the other",
             block,
         )

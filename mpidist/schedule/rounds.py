@@ -125,8 +125,44 @@ class Meet:
     awaits: range | tuple[int, ...] | None = None
 
 
-Step = Send | Recv | Reduce | Copy | Get | Put | Fold | Meet
-ONE_SIDED = (Get, Put, Fold, Meet)
+@dataclass(slots=True, unsafe_hash=True)
+class Combine:
+    """Combine blocks of several places in the order given, and store the result in each target.
+
+    A place is (rank, buffer, blocks), this rank's own too; all of them have equally many blocks.
+    """
+
+    operands: tuple[tuple[int, Buffer, Blocks], ...]
+    targets: tuple[tuple[int, Buffer, Blocks], ...]
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Signal:
+    """Post a word to `peer`, or to another strand of this rank, on a `channel`; do not wait.
+
+    What earlier rounds did is visible to whoever waits for it; if `relaxed`, only what was before
+    this strand.  One strand posts the words of a channel.
+    """
+
+    peer: int
+    channel: str
+    relaxed: bool = False
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Wait:
+    """Wait for the next word that `peer` posts to this rank on a `channel`.
+
+    Other waits may be in the round, and no other steps.  One strand waits for a channel's words.
+    """
+
+    peer: int
+    channel: str
+    relaxed: bool = False
+
+
+Step = Send | Recv | Reduce | Copy | Get | Put | Fold | Meet | Combine | Signal | Wait
+ONE_SIDED = (Get, Put, Fold, Meet, Combine, Signal, Wait)
 """The steps in the memory of other ranks, which send no message."""
 
 
@@ -145,6 +181,20 @@ class Parallel:
 
 Round = Step | tuple[Step, ...] | Parallel
 Schedule = Iterable[Round]
+
+
+@dataclass(slots=True)
+class Named:
+    """A schedule with a name for each of its rounds, which counter-examples have.
+
+    A ``Parallel`` is no round, and has no name.
+    """
+
+    rounds: list[Round]
+    names: list[str]
+
+    def __iter__(self) -> Iterator[Round]:
+        return iter(self.rounds)
 
 
 def blocks(n: int, p: int) -> list[slice]:
@@ -264,6 +314,14 @@ def _place(step: Step, ranks: Callable[[int], int], to: Callable[[int], Blocks] 
     if isinstance(step, Meet):
         awaits = None if step.awaits is None else tuple(map(ranks, step.awaits))
         return Meet(tuple(map(ranks, step.group)), awaits)
+    if isinstance(step, (Signal, Wait)):
+        return replace(step, peer=ranks(step.peer))
+    if isinstance(step, Combine):
+        operands, targets = (
+            tuple((ranks(r), b, n if to is None else _refine(n, to)) for r, b, n in places)
+            for places in (step.operands, step.targets)
+        )
+        return Combine(operands, targets)
     blocks = step.blocks if to is None else _refine(step.blocks, to)
     target = step.to if step.to is None or to is None else _refine(step.to, to)
     if isinstance(step, Fold):
@@ -277,7 +335,13 @@ _BUFFER_FIELDS = ("buffer", "source", "target", "own")
 
 def _rename(step: Step, buffers: Mapping[Buffer, Buffer]) -> Step | None:
     """Return a step with its buffers renamed; None for what is then a copy onto itself."""
-    if isinstance(step, Meet):
+    if isinstance(step, Combine):
+        operands, targets = (
+            tuple((rank, buffers.get(b, b), blocks) for rank, b, blocks in places)
+            for places in (step.operands, step.targets)
+        )
+        return Combine(operands, targets)
+    if isinstance(step, (Meet, Signal, Wait)):
         return step
     old = {name: getattr(step, name) for name in _BUFFER_FIELDS if hasattr(step, name)}
     step = replace(step, **{name: buffers.get(buffer, buffer) for name, buffer in old.items()})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import ScheduleError
-from .rounds import Round, Step
+from .rounds import Named, Round, Schedule, Step
 
 BlockPlace = tuple[str, int]  # buffer and block
 Known = Mapping[int, int]
@@ -41,8 +42,22 @@ class Strand:
     thread: int = field(init=False, repr=False)
     tick: int = field(init=False, repr=False)
     known: Known = field(init=False, repr=False)
+    begun: Known = field(init=False, repr=False)  # `known` when it began
     # For each of the round's messages: `known`, `thread` and last round of the sending strand.
     heard: tuple[tuple[Known, int, int], ...] = ()
+    names: Sequence[str] = ()  # of its rounds, if they have names of their own
+
+    @classmethod
+    def of(cls, rank: int, schedule: Schedule, *args: Any) -> Strand:
+        """Return a strand that runs a schedule; `args` are the fields from `path` on."""
+        strand = cls(rank, iter(schedule), *args)
+        if isinstance(schedule, Named):
+            strand.names = schedule.names
+        return strand
+
+    def name(self, number: int) -> str | None:
+        """Return the name of a round; None if it has only its number."""
+        return self.names[number - 1] if 0 < number <= len(self.names) else None
 
     def touch(self, place: BlockPlace, write: bool) -> None:
         """Record a read or write of a block, given as `place`: (buffer, block).
@@ -64,7 +79,18 @@ class Strand:
                 level.siblings[place] = (index, True)
             level = level.parent
 
-    def error(self, message: str, block: int | None = None) -> ScheduleError:
-        """Return a ScheduleError: rank, round and, if given, `block`, then `message` and strand."""
+    def error(
+        self, message: str, block: int | None = None, number: int | None = None
+    ) -> ScheduleError:
+        """Return a ScheduleError: rank, round and, if given, `block`, then `message` and strand.
+
+        The round is the current one, or the one with this number.
+        """
+        number = max(self.number if number is None else number, 1)
+        name = self.name(number)
+        if name is not None:
+            error = ScheduleError(f"{name}: {message}")
+            error.rank, error.round, error.block = self.rank, number, block
+            return error
         path = f" (strand {'.'.join(map(str, self.path))})" if self.path else ""
-        return ScheduleError(message + path, rank=self.rank, round=max(self.number, 1), block=block)
+        return ScheduleError(message + path, rank=self.rank, round=number, block=block)

@@ -27,6 +27,7 @@ from mpidist.launcher.mpi import environment_for, launched_rank
 from mpidist.pipeline.schedules import schedules
 from mpidist.schedule import COLLECTIVES, algorithms
 from mpidist.schedule.registry import describe, unregister
+from tests.support import mscclpp
 from tests.support.msccl import GOLDEN
 from tests.support.processes import environment
 
@@ -307,7 +308,7 @@ def test_prove_names_a_meeting_that_nothing_needs(tmp_path):
         assert "needless" not in call(*words) + call(*words, "--json")
     finally:
         unregister("barrier", "twice")
-    assert "no meeting can be left out" in call("prove", "barrier", "--ranks", "3", "--needless")
+    assert "nothing can be left out" in call("prove", "barrier", "--ranks", "3", "--needless")
 
 
 def test_prove_takes_algorithms_after_a_collective():
@@ -338,6 +339,33 @@ def test_prove_fails_with_the_counter_example(tmp_path):
         unregister("broadcast", "half")
     assert "counter-example: broadcast half: 3 ranks, root 0" in text
     assert "1 NOT proved" in text
+
+
+def test_a_plan_of_mscclpp_is_proved(tmp_path):
+    path = mscclpp.written(tmp_path, mscclpp.allgather(2), "pair.json")
+    words = ("prove", str(path), "--needless")
+    assert "allgather   pair.json  2 " in call(*words[:2])
+    assert "nothing can be left out" in call(*words)
+    both = call("prove", str(path), "allgather", "ring", "--ranks", "2", status=2)
+    assert "--ranks" in both
+    rows = json.loads(call("prove", str(path), "allgather", "ring", "--json"))["rows"]
+    assert [row["name"] for row in rows] == ["ring", "pair.json"]
+
+    content = mscclpp.allgather(2)
+    for gpu in content["gpus"]:
+        ops = gpu["threadblocks"][0]["ops"]
+        ops += [op for op in ops if op["name"] in ("signal", "wait")][-2:]
+    mscclpp.written(tmp_path, content, "pair.json")
+    text = call(*words)
+    assert "needless: allgather pair.json: GPU 0, thread block 0, operation 6 (signal)" in text
+    del content["gpus"][0]["threadblocks"][0]["ops"][-1]
+    mscclpp.written(tmp_path, content, "pair.json")
+    text = " ".join(call(*words[:2], status=1).split())
+    assert "counter-example: allgather pair.json:" in text and "race: " in text
+    assert "thread block 0, operation" in text and "NOT proved" in text
+    content["gpus"][0]["threadblocks"][0]["ops"][0] = {"name": "ppkt"}
+    mscclpp.written(tmp_path, content, "pair.json")
+    assert "operation 0 (ppkt): packets (LL) are not" in call(*words, status=1)
 
 
 def test_an_msccl_file_is_proved_and_drawn(tmp_path):

@@ -1,0 +1,1 @@
+"""MSCCL++'s execution plans: one-sided programs of GPUs, read and proved."""

@@ -1,0 +1,141 @@
+"""Words between strands, and what else thread blocks need: Signal, Wait, Combine, Named."""
+
+import pytest
+
+from mpidist.errors import ScheduleError
+from mpidist.schedule import Copy, Get, Put, on, parallel, prove
+from mpidist.schedule.rounds import Combine, Named, Signal, Wait
+
+
+def fails(schedule, text, size=2, memory="kernels", blocks=2):
+    with pytest.raises(ScheduleError, match=text):
+        prove("allreduce", schedule, size, memory=memory, blocks=blocks)
+
+
+def exchange(rank, peer, channel):
+    return [Signal(peer, channel), Wait(peer, channel)]
+
+
+def two(rank, size, first=True, last=True, relaxed=False):
+    """An allreduce by one step that combines block r of both ranks and stores it in both."""
+    peer = 1 - rank
+    yield Copy(range(2), range(2))
+    if first:
+        yield from exchange(rank, peer, "a")
+    places = ((rank, "out", rank), (peer, "out", rank))
+    yield Combine(places, places)
+    if last:
+        yield Signal(peer, "b", relaxed)
+        yield Wait(peer, "b")
+    yield Copy(range(2), range(2), "out", "tmp")
+
+
+def test_words_are_an_order():
+    proof = prove("allreduce", two, 2, memory="kernels", blocks=2)
+    assert (proof.reductions, proof.blocks_read, proof.blocks_stored) == (2, 2, 2)
+    assert (proof.messages, proof.identical, proof.at_once) == (4, True, True)
+    assert proof.depth > 4
+
+
+def test_a_missing_word_is_a_race():
+    fails(lambda rank, size: two(rank, size, first=False), "nothing was written")
+    fails(lambda rank, size: two(rank, size, last=False), "race")
+
+
+def test_a_relaxed_word_orders_nothing_of_its_strand():
+    fails(lambda rank, size: two(rank, size, relaxed=True), "race")
+
+
+def test_a_signal_does_not_wait_and_a_wait_does():
+    def both(rank, size):
+        yield Copy(range(2), range(2))
+        yield Wait(1 - rank, "a")
+        yield Signal(1 - rank, "a")
+
+    fails(both, "deadlock: rank 0 in round 2 waits for rank 1 on a; rank 1 in round 2")
+
+
+def test_a_word_that_nobody_takes_is_left():
+    def one(rank, size):
+        yield from two(rank, size)
+        if rank:
+            yield Signal(0, "more")
+
+    fails(one, "rank 1, round 8: signals rank 0 on more, which does not wait for it")
+
+
+def strands(*ends):
+    """Words between the strands of a rank; each end is a step of one strand."""
+
+    def schedule(rank, size):
+        yield from two(rank, size)
+        yield parallel(*([step(rank)] for step in ends))
+
+    return schedule
+
+
+def test_strands_of_a_rank_order_their_blocks():
+    def schedule(rank, size):
+        yield from two(rank, size)
+        yield parallel(
+            [Copy(0, 0, "out", "scratch"), Signal(rank, "full")],
+            [Wait(rank, "full"), Copy(0, 0, "scratch", "tmp")],
+        )
+
+    prove("allreduce", schedule, 2, memory="kernels", blocks=2)
+
+    def early(rank, size):
+        yield from two(rank, size)
+        yield parallel(
+            [(Copy(0, 0, "out", "scratch"), Signal(rank, "full"))],
+            [Wait(rank, "full"), Copy(0, 0, "scratch", "tmp")],
+        )
+
+    fails(early, "race: .* 'scratch', which another strand of this rank writes in round 1")
+
+
+def test_one_strand_posts_and_one_takes():
+    fails(strands(lambda r: Signal(r, "x"), lambda r: Signal(r, "x")), "another strand .* does")
+    fails(strands(lambda r: Wait(r, "x"), lambda r: Wait(r, "x")), "is not determined")
+
+
+@pytest.mark.parametrize(
+    "steps, text",
+    [
+        ((Wait(0, "x"), Copy(0, 0)), "a Wait beside other steps"),
+        (Signal(5, "x"), "peer 5 is not a rank of 2"),
+        (Combine(((0, "out", 0),), ((0, "out", range(2)),)), "expected equally many"),
+        (Combine(((0, "out", 0),), ((0, "nowhere", 0),)), "'nowhere' is not a buffer"),
+        (Put(1, 0, "in", "input"), "others may write 'out', 'scratch'"),
+        (Get(1, 0, "in", "out"), "others may read"),
+    ],
+)
+def test_wrong_steps_are_refused(steps, text):
+    def schedule(rank, size):
+        yield Copy(range(2), range(2))
+        if rank == 0:
+            yield steps
+
+    fails(schedule, text)
+
+
+def test_other_memories_have_no_words():
+    fails(lambda rank, size: [Signal(1 - rank, "x")], "needs the memory 'kernels'", memory="mapped")
+
+
+def test_names_of_rounds_are_in_the_counter_example():
+    def schedule(rank, size):
+        rounds = list(two(rank, size, last=False))
+        return Named(rounds, [f"line {k} of {rank}" for k in range(len(rounds))])
+
+    with pytest.raises(ScheduleError, match=r"line 3 of 0: race: .*, which line 4 of 1 ") as caught:
+        prove("allreduce", schedule, 2, memory="kernels", blocks=2)
+    assert (caught.value.rank, caught.value.round) == (0, 4)
+
+
+def test_relabelled_for_a_group():
+    """Ranks, blocks and buffers of the steps are those of the enclosing schedule."""
+    steps = [Signal(1, "x", True), Wait(0, "x"), Combine(((0, "in", 1),), ((1, "out", 1),))]
+    placed = list(on((4, 7), steps, lambda block: block + 2, {"in": "tmp"}))
+    combined = Combine(((4, "tmp", 3),), ((7, "out", 3),))
+    assert placed == [(Signal(7, "x", True),), (Wait(4, "x"),), (combined,)]
