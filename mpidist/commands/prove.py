@@ -241,7 +241,7 @@ def _plan(path: str, needless: bool) -> tuple[Row, list[Needless]]:
     try:
         messages = prove_plan(plan).messages
     except ScheduleError as error:
-        fault = str(error)
+        fault = str(error).removeprefix(f"{plan.what}: ")
     row = Row(*label, (size,), (), 1, 1, messages, process_time() - begun, fault)
     if needless and fault is None:
         with progress_bar("proving") as advance:

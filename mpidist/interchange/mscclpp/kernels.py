@@ -41,11 +41,27 @@ Progress = Callable[[int, int, str], None]
 def prove_plan(plan: Plan, without: Collection[Sync] = ()) -> Proof:
     """Prove a plan over two launches, three if halves of its scratch memory take turns.
 
-    No order that its words leave open may matter, no thread block wait for ever, and the output be
-    what the collective says.  The caller writes the input before each launch, and reads the output
-    after it.  `without` are signals, waits and the like to leave out.
+    The caller writes the input before each launch, and reads the output after it.  No order that
+    the plan leaves open may matter, no thread block wait for ever, and the output must be what the
+    collective says.
 
-    Raises ScheduleError: the counter-example, with GPU, thread block, operation and launch.
+    Parameters
+    ----------
+    plan : Plan
+        A plan that was read.
+    without : collection of tuple of int, optional
+        Signals, waits and the like to leave out, each by GPU, thread block and operation, and by
+        the channel on its GPU, the semaphore or the barrier.
+
+    Returns
+    -------
+    Proof
+        The proof of all launches together; `messages` are the words of all thread blocks.
+
+    Raises
+    ------
+    ScheduleError
+        The counter-example, with GPU, thread block, operation and launch.
     """
     gpus = [_Kernels(plan, g, without).schedule() for g in range(len(plan.gpus))]
 
@@ -70,7 +86,18 @@ def needless_words(plan: Plan, progress: Progress = lambda *_: None) -> list[str
     """Return the signals with their waits, semaphores, barriers and flushes that nothing needs.
 
     Each is left out alone, and the rest proved again; two of them can perhaps not go together.
-    ``progress(done, total, label)`` is called after each.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan that :func:`prove_plan` proves.
+    progress : callable, optional
+        Called as ``progress(done, total, label)`` after each.
+
+    Returns
+    -------
+    list of str
+        GPU, thread block and operation of each.
     """
     found = []
     every = list(_synchronisations(plan))

@@ -243,8 +243,28 @@ class Plan:
 def read_plan(path: str | os.PathLike) -> Plan:
     """Return the plan of a file.
 
-    Raises InvalidArgument if it is none, and Unsupported for what is not modelled; the message
-    names GPU, thread block and operation.
+    Parameters
+    ----------
+    path : str or path
+        A JSON file that MSCCL++'s language wrote.
+
+    Returns
+    -------
+    Plan
+        The operations, with the places and the channels that they name.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is no plan; the message has GPU, thread block, operation and value.
+    Unsupported
+        If something in it is not modelled, such as packets; the message names it.
+
+    Examples
+    --------
+    >>> from mpidist.interchange.mscclpp.kernels import prove_plan
+    >>> prove_plan(read_plan("pair.json")).messages  # doctest: +SKIP
+    8
     """
     what = os.fspath(path)
     try:

@@ -1,6 +1,7 @@
 """MSCCL++ plans: what is proved, each fault that is found, and words that are not needed."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -283,3 +284,8 @@ def test_adjacent_operations_of_a_thread_block_need_a_nop(fails, proved):
     fails(content, "operations 3, 4 (copy, copy) of launch 1: reads 'scratch' where nothing was")
     ops.insert(4, NOP)
     proved(content)
+
+
+def test_the_example_of_the_docs_needs_all_its_words():
+    found = read_plan(Path(__file__).parents[3] / "examples/pair.json")
+    assert prove_plan(found).messages == 8 and needless_words(found) == []
