@@ -132,8 +132,8 @@ def _complete(
     click.option(
         "--needless",
         is_flag=True,
-        help="Also leave out each meeting, or each signal of a plan, and name those that nothing "
-        "needs.",
+        help="Also leave out each meeting, signal and message without blocks, and name those that "
+        "nothing needs.",
     ),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -163,9 +163,9 @@ def prove_command(
     code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds;
     an execution plan of MSCCL++, PLAN.json, over two launches, with all races of thread blocks.
 
-    With --needless, every algorithm in shared memory is proved again without each of its meetings,
-    and a plan without each signal and its wait, semaphore, barrier and flush.  What is still proved
-    is named: it could be left out.
+    With --needless, every algorithm in shared memory is proved again without each of its meetings
+    and messages without blocks, and a plan without each signal and its wait, semaphore, barrier and
+    flush.  What is still proved is named: it could be left out.
 
     With --pipeline, each proof is for one number of ranks and one of microbatches.  It shows that
     every microbatch passes through every stage once, in an order that cannot deadlock, and that no
@@ -220,7 +220,7 @@ def prove_command(
 
 
 def _needless(row: Row, arity: int) -> list[Needless]:
-    """Return the meetings that an algorithm could do without, for the sizes of its row."""
+    """Return what an algorithm could do without, for the sizes of its row."""
     from ..schedule.needless import find_needless
 
     return find_needless(row.collective, row.name, row.sizes, arity)
@@ -252,7 +252,7 @@ def _plan(path: str, needless: bool) -> tuple[Row, list[Needless]]:
 
 def _print_needless(console: Console, spare: list[Needless]) -> None:
     for each in spare:
-        line = f"needless: {each.collective} {each.name}: {each.meeting}, on {spans(each.sizes)} "
+        line = f"needless: {each.collective} {each.name}: {each.what}, on {spans(each.sizes)} "
         console.print(line + "ranks: it is proved without", markup=False, style="yellow")
     if not spare:
         console.print("nothing can be left out")

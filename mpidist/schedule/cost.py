@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from .exchange import Posted
 from .machine import Machine, Proof
 from .prove import prepare
@@ -318,6 +318,8 @@ def cost(
     ------
     ScheduleError
         If the schedule is wrong.
+    Unsupported
+        If it is of the memory "kernels", which the model has no times for.
 
     Examples
     --------
@@ -329,7 +331,7 @@ def cost(
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
             raise InvalidArgument(f"{name}={value}: expected a number >= 0")
-    _, machine = prepare(
+    known, machine = prepare(
         collective,
         choice,
         size,
@@ -340,6 +342,8 @@ def cost(
         window=window,
         machine=TimedMachine,
     )
+    if known.memory is not None and known.memory.kernels:
+        raise Unsupported(f"{known.label}: there are no times for the thread blocks of GPUs")
     assert isinstance(machine, TimedMachine)
     pieces = [
         piece.stop - piece.start

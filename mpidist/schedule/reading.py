@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..measure import counted
@@ -11,7 +11,19 @@ from .exchange import Posted
 from .machine import Machine
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups, find
-from .rounds import Blocks, Fold, Get, Meet, Put, Reduce, Schedule, block_tuple
+from .rounds import (
+    Blocks,
+    Combine,
+    Fold,
+    Get,
+    Meet,
+    Put,
+    Reduce,
+    Schedule,
+    Signal,
+    Wait,
+    block_tuple,
+)
 from .strand import Strand
 
 
@@ -64,6 +76,13 @@ class _Recorder:
         if isinstance(step, (Get, Put, Fold, Meet)):
             self.moves.append(self._one_sided(step, strand))
             return
+        if isinstance(step, Combine):
+            self.moves += self._combined(step, strand)
+            return
+        if isinstance(step, (Signal, Wait)):  # a word is drawn where it is awaited
+            if isinstance(step, Wait):
+                self.moves.append(self._awaited(step, strand))
+            return
         if send is None:  # a Copy
             sent = self._blocks(step.source_blocks, step.source)
             received = self._blocks(step.target_blocks, step.target)
@@ -95,6 +114,26 @@ class _Recorder:
         source, target = (step.peer, rank) if isinstance(step, Get) else (rank, step.peer)
         kind = "get" if isinstance(step, Get) else "put"
         return Move(time, source, target, kind, read, written, strand.path, index, index)
+
+    def _combined(self, step: Combine, strand: Strand) -> Iterator[Move]:
+        """Yield a Combine as a Fold, and as a Put into each other rank."""
+        rank, time = strand.rank, strand.clock
+        _, buffer, blocks = step.operands[0]
+        read = self._blocks(blocks, buffer)
+        ranks = tuple(sorted({peer for peer, _, _ in step.operands}))
+        for peer, buffer, blocks in step.targets:
+            written = self._blocks(blocks, buffer)
+            if peer == rank:
+                yield Move(time, rank, rank, "fold", read, written, strand.path, ranks=ranks)
+            else:
+                yield Move(time, rank, peer, "put", written, written, strand.path)
+
+    def _awaited(self, step: Wait, strand: Strand) -> Move:
+        """Return a word of another rank as an empty message, one of its own rank as a meeting."""
+        rank, time = strand.rank, strand.clock
+        if step.peer == rank:
+            return Move(time, rank, rank, "meet", "", "", strand.path, ranks=(rank,))
+        return Move(time, step.peer, rank, "receive", "", "", strand.path)
 
     def _blocks(self, spec: Blocks, buffer: str) -> str:
         return name_blocks(block_tuple(spec), self.machine.count, buffer)

@@ -3,9 +3,22 @@
 import pytest
 
 from mpidist.errors import ScheduleError
-from mpidist.schedule import Copy, Fold, Get, Meet, Put, algorithm, algorithms, find, parallel
-from mpidist.schedule.needless import Meeting, find_needless, needless_meetings
+from mpidist.schedule import (
+    Copy,
+    Fold,
+    Get,
+    Meet,
+    Put,
+    Recv,
+    Send,
+    algorithm,
+    algorithms,
+    find,
+    parallel,
+)
+from mpidist.schedule.needless import Meeting, Word, find_needless, needless_steps
 from mpidist.schedule.registry import unregister
+from mpidist.schedule.rounds import Combine, Signal, Wait
 
 
 @pytest.fixture
@@ -53,25 +66,75 @@ def test_a_planted_meeting_is_named_with_its_sizes(planted):
     (found,) = find_needless("allreduce", "planted", range(1, 5))
     assert (found.collective, found.name) == ("allreduce", "planted")
     # After the second, all have read: what follows is each rank's own.
-    assert (found.meeting, found.sizes) == ("meeting 3 of all ranks", (2, 3, 4))
+    assert (found.what, found.sizes) == ("meeting 3 of all ranks", (2, 3, 4))
 
 
 def test_a_meeting_that_a_root_needs_is_not_named(planted):
     chosen = find("broadcast", "planted").algorithm
     either = [Meeting((), (0, 1, 2), 1), Meeting((), (0, 1, 2), 2)]  # one of them is needed
-    assert needless_meetings(chosen, 3, (0,)) == either
-    assert needless_meetings(chosen, 3, range(3)) == either[:1]
+    assert needless_steps(chosen, 3, (0,)) == either
+    assert needless_steps(chosen, 3, range(3)) == either[:1]
 
 
 def test_meetings_of_strands_are_counted_apart():
     algorithm("allreduce", "planted_strands", blocks=2, memory="mapped")(in_strands)
     try:
         chosen = find("allreduce", "planted_strands").algorithm
-        found = needless_meetings(chosen, 2)
+        found = needless_steps(chosen, 2)
     finally:
         unregister("allreduce", "planted_strands")
     assert [m.path for m in found].count((1,)) >= 1
     assert "meeting 2 of all ranks in strand 1" in [m.text(2) for m in found]
+
+
+def test_words_that_nothing_needs_are_named():
+    """Rank 0 tells rank 1 by a message without blocks that it may read, twice."""
+
+    @algorithm("broadcast", "planted_word", memory="published", requires=two_ranks)
+    def told(rank, size, *, root):
+        yield Meet(range(size))
+        if rank == root:
+            yield Copy(0, 0, target="tmp")
+            yield Send(1 - root, ())
+            yield Send(1 - root, ())
+        else:
+            yield Recv(root, ())
+            yield Recv(root, ())
+            yield Get(root, source="tmp")
+        yield Meet(range(size))
+
+    try:
+        chosen = find("broadcast", "planted_word").algorithm
+        found = needless_steps(chosen, 2, (0,))
+        texts = {step.text(2) for step in found if isinstance(step, Word)}
+        assert texts == {f"message, number {n} of rank 0 to rank 1" for n in (1, 2)}
+        assert needless_steps(chosen, 2, (0, 1)) == [m for m in found if isinstance(m, Meeting)]
+    finally:
+        unregister("broadcast", "planted_word")
+
+
+def two_ranks(size):
+    return None if size == 2 else f"{size} ranks: expected 2 ranks"
+
+
+def test_signals_that_nothing_needs_are_named():
+    @algorithm("allreduce", "planted_signal", memory="kernels", blocks=2)
+    def signals(rank, size):
+        yield Copy(range(2), range(2))
+        yield Signal(1 - rank, "begun"), Signal(1 - rank, "again")
+        yield Wait(1 - rank, "begun"), Wait(1 - rank, "again")
+        both = ((rank, "out", rank), (1 - rank, "out", rank))
+        yield Combine(both, both)
+        yield Signal(1 - rank, "done")
+        yield Wait(1 - rank, "done")
+
+    try:
+        found = needless_steps(find("allreduce", "planted_signal").algorithm, 2)
+    finally:
+        unregister("allreduce", "planted_signal")
+    assert {(s.source, s.where) for s in found} == {
+        (rank, f"signal on {name}, number") for rank in (0, 1) for name in ("begun", "again")
+    }
 
 
 def test_what_is_wrong_has_a_counter_example_first(planted):

@@ -1,10 +1,18 @@
 """Words between strands, and what else thread blocks need: Signal, Wait, Combine, Named."""
 
-import pytest
+import itertools
 
-from mpidist.errors import ScheduleError
-from mpidist.schedule import Copy, Get, Put, on, parallel, prove
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.errors import ScheduleError, Unsupported
+from mpidist.schedule import Algorithm, Copy, Get, Put, on, parallel, prove
+from mpidist.schedule.cost import cost
+from mpidist.schedule.memories import MEMORIES
+from mpidist.schedule.reading import read
 from mpidist.schedule.rounds import Combine, Named, Signal, Wait
+from mpidist.schedule.show import text
 
 
 def fails(schedule, text, size=2, memory="kernels", blocks=2):
@@ -139,3 +147,73 @@ def test_relabelled_for_a_group():
     placed = list(on((4, 7), steps, lambda block: block + 2, {"in": "tmp"}))
     combined = Combine(((4, "tmp", 3),), ((7, "out", 3),))
     assert placed == [(Signal(7, "x", True),), (Wait(4, "x"),), (combined,)]
+
+
+def test_a_schedule_with_words_is_drawn_and_has_no_times():
+    def schedule(rank, size):
+        yield from two(rank, size)
+        yield parallel([Signal(rank, "full")], [Wait(rank, "full")])
+
+    known = Algorithm("allreduce", "words", schedule, blocks=2, memory=MEMORIES["kernels"])
+    moves = read("allreduce", known, 2).moves
+    drawn = {(move.kind, move.source, move.target) for move in moves if move.kind != "copy"}
+    pairs = {("receive", 0, 1), ("receive", 1, 0), ("put", 0, 1), ("put", 1, 0)}
+    assert drawn == pairs | {(kind, rank, rank) for kind in ("fold", "meet") for rank in (0, 1)}
+    assert "Σ0,1 " in text("allreduce", known, 2) or "Σ0-1 " in text("allreduce", known, 2)
+    with pytest.raises(Unsupported, match="no times for the thread blocks"):
+        cost("allreduce", known, 2, 100, alpha=1.0, beta=0.0)
+
+
+STEPS = st.tuples(
+    st.integers(0, 2),  # the strand: one of each of three ranks
+    st.sampled_from(("put", "get", "word", "relaxed")),
+    st.integers(1, 2),  # the peer
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(STEPS, max_size=12))
+def test_races_are_what_the_words_leave_open(program):
+    """Every conflict that no chain of rounds and words orders is found, and no other.
+
+    A word is awaited at once, so no program deadlocks.
+    """
+    rounds = {rank: [Copy(0, 0)] for rank in range(3)}
+    order = {rank: [{(rank, 0)}] for rank in range(3)}  # what is before the end of each round
+    accesses = [(rank, 0, rank, True) for rank in range(3)]
+    words = itertools.count()
+
+    def add(rank, step, more=frozenset()):
+        rounds[rank].append(step)
+        order[rank].append(order[rank][-1] | {(rank, len(order[rank]))} | more)
+
+    for rank, peer in itertools.permutations(range(3), 2):  # all have begun
+        add(rank, Signal(peer, "begun"))
+    for rank, peer in itertools.permutations(range(3), 2):
+        add(rank, Wait(peer, "begun"), order[peer][0])
+    for rank, kind, by in program:
+        peer = (rank + by) % 3
+        if kind in ("word", "relaxed"):
+            channel = f"{next(words)}"
+            known = order[rank][-1] if kind == "word" else frozenset()
+            add(rank, Signal(peer, channel, kind == "relaxed"))
+            add(peer, Wait(rank, channel), known)
+            continue
+        mine, theirs = (rank, len(rounds[rank]), rank), (rank, len(rounds[rank]), peer)
+        if kind == "put":
+            add(rank, Put(peer))
+            accesses += [(*mine, False), (*theirs, True)]
+        else:
+            add(rank, Get(peer, target="tmp"))
+            accesses.append((*theirs, False))
+
+    def wrong(a, b):
+        (one, first, owner, writes), (other, second, its, wrote) = a, b
+        if owner != its or one == other or not (writes or wrote):
+            return False
+        return (one, first) not in order[other][second] and (other, second) not in order[one][first]
+
+    expected = any(wrong(a, b) for a, b in itertools.combinations(accesses, 2))
+    with pytest.raises(ScheduleError) as caught:  # at the latest the result, or the last reads
+        prove("allreduce", lambda rank, size: rounds[rank], 3, memory="kernels")
+    assert ("neither is before the other" in str(caught.value)) == expected, caught.value
