@@ -27,7 +27,7 @@ _SEATS = 16384  # most ranks of all proofs of a task
 _MANY = 1_000_000  # blocks in the steps of all proofs that are done at once: about 150 MB
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 EVERY_ROOT = 16  # number of ranks up to which every root is proved with every grouping
-_LITTLE = 1500  # blocks in the steps of all proofs, below which the Python machine is as fast
+_LITTLE = 600  # blocks in the steps of all proofs, below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
 
