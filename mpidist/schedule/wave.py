@@ -232,14 +232,15 @@ class _Wave(State):
         target = table.target[actions]
         cells = self._unique(target)
         group = np.arange(len(cells))
-        self.mark[cells] = group
+        self.mark[cells] = group + self.stamp
         seats = cells // self.width
         self.judge(
-            np.concatenate([group, self.mark[target]]),
+            np.concatenate([group, self.mark[target] - self.stamp]),
             np.concatenate([self.ranks[seats], table.peer[actions]]),
             np.concatenate([self.memory[cells], self.content[table.source[actions]]]),
             seats // self.size,
         )
+        self.stamp += len(cells)
 
     def _act(self, kind: int, actions: np.ndarray) -> None:
         table, memory = self.table, self.memory
