@@ -18,7 +18,8 @@ from ...foreign import read_file, read_json, shown, typed
 
 LONGEST = 64 << 20  # bytes of a file
 MOST_CHUNKS = 1 << 15  # of a buffer
-MOST_USES = 1 << 18  # chunks of all operations together: a proof takes some 20 s
+MOST_BLOCKS = 1 << 12  # thread blocks of all GPUs
+MOST_USES = 1 << 18  # chunks and words of all operations together: a proof takes some 20 s
 COLLECTIVES = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -291,6 +292,9 @@ class _Reader:
             raise Unsupported(f"{self.what}: reuse_resources is not modelled: expected false")
         if not file.gpus:
             raise InvalidArgument(f"{self.what}: no gpus: expected at least one")
+        blocks = sum(len(gpu.threadblocks) for gpu in file.gpus)
+        if blocks > MOST_BLOCKS:
+            raise Unsupported(f"{self.what}: {blocks} thread blocks: expected up to {MOST_BLOCKS}")
         chunks = self._chunks()
         self.ends = [self._connected(gpu) for gpu in file.gpus]
         gpus = tuple(
@@ -407,6 +411,8 @@ class _Reader:
         where: str,
     ) -> Op:
         name, where = op.name, f"{where} ({op.name})"
+        words = op.num_threadblocks if name == "barrier" else 1
+        self._use(max(1, words, len(op.channel_ids), len(op.semaphore_ids)), where)
         if name == "nop":
             return Op(number, name)
         if name == "barrier":
@@ -461,10 +467,14 @@ class _Reader:
                 f"{where}: {ref.size} chunks from {ref.index} on: the {BUFFERS[buffer]} of GPU "
                 f"{gpu} has {lengths[buffer]}"
             )
-        self.uses += ref.size
-        if self.uses > MOST_USES:
-            raise Unsupported(f"{where}: more than {MOST_USES} chunks in all operations")
+        self._use(ref.size, where)
         return Place(gpu, buffer, ref.index, ref.size)
+
+    def _use(self, number: int, where: str) -> None:
+        """Count chunks and words; raise if there are too many."""
+        self.uses += number
+        if self.uses > MOST_USES:
+            raise Unsupported(f"{where}: more than {MOST_USES} chunks and words in all operations")
 
     def _check_places(
         self, g: int, name: str, sources: tuple[Place, ...], targets: tuple[Place, ...], where: str

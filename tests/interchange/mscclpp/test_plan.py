@@ -162,8 +162,18 @@ def test_a_plan_for_a_huge_proof_is_refused(tmp_path):
         for ref in (*copy["src_buff"], *copy["dst_buff"]):
             ref.update(index=0, size=1 << 15)
         gpu["threadblocks"][1]["ops"] = [copy] * 9
-    with pytest.raises(Unsupported, match="more than 262144 chunks in all operations"):
+    with pytest.raises(Unsupported, match="more than 262144 chunks and words"):
         read_plan(written(tmp_path, content))
+
+
+def test_a_plan_of_too_many_thread_blocks_is_refused(refused):
+    content = allreduce(2)
+    blocks = content["gpus"][0]["threadblocks"]
+    blocks += [{"id": t, "ops": [], "channels": []} for t in range(1, 4097)]
+    refused(content, Unsupported, "4098 thread blocks: expected up to 4096")
+    barrier = {"name": "barrier", "barrier_id": 0, "num_threadblocks": 1 << 18}
+    blocks[1:] = [{"id": 1, "ops": [barrier], "channels": []}]
+    refused(content, Unsupported, "GPU 0, thread block 1, operation 0 (barrier): more than 262144")
 
 
 def test_every_value_of_a_plan_may_be_of_another_type(tmp_path):
