@@ -12,6 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -106,7 +107,7 @@ def typed(value: Any, form: Any, path: str = "") -> Any:
 
 def _made(value: Mapping[str, Any], kind: type, path: str) -> Any:
     """Return the dataclass `kind` of an object's fields; TypeError if one is wrong or unknown."""
-    hints, fields = get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
+    hints, fields = _hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     unknown = next((name for name in value if name not in fields), None)
     if unknown is not None:
         raise TypeError(f"{_within(path, unknown)} is unknown: expected {', '.join(fields)}")
@@ -115,6 +116,12 @@ def _made(value: Mapping[str, Any], kind: type, path: str) -> Any:
         if needed and name not in value:
             raise TypeError(f"{_within(path, name)} is missing")
     return kind(**{n: typed(v, hints[n], _within(path, n)) for n, v in value.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields: evaluating them takes 0.5 ms."""
+    return get_type_hints(kind)
 
 
 def _within(path: str, key: str) -> str:
