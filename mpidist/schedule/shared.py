@@ -127,6 +127,8 @@ class _Shared(State):
         assert memory is not None
         if contract.idempotent:
             raise Unfit("what ranks learn in a meeting")
+        if memory.kernels:
+            raise Unfit("input apart from the output")
         self.reach: Memory = memory
         buffers = memory.buffers
         width = len(buffers) * count

@@ -13,6 +13,7 @@ from mpidist.schedule.memories import MEMORIES
 from mpidist.schedule.reading import read
 from mpidist.schedule.rounds import Combine, Named, Signal, Wait
 from mpidist.schedule.show import text
+from mpidist.schedule.wave import proofs
 
 
 def fails(schedule, text, size=2, memory="kernels", blocks=2):
@@ -43,6 +44,18 @@ def test_words_are_an_order():
     assert (proof.reductions, proof.blocks_read, proof.blocks_stored) == (2, 2, 2)
     assert (proof.messages, proof.identical, proof.at_once) == (4, True, True)
     assert proof.depth > 4
+
+
+def test_the_output_is_empty_until_it_is_written():
+    """The input is apart from it, and the fast proofs leave it to the machine."""
+
+    def nothing(rank, size):
+        yield Copy(0, 0, "in", "tmp")
+
+    known = Algorithm("allreduce", "nothing", nothing, memory=MEMORIES["kernels"])
+    assert proofs(known, 1, (0,), 2, ((0,),), 1) is None
+    with pytest.raises(ScheduleError, match="the result is never written"):
+        prove("allreduce", known, 1)
 
 
 def test_a_missing_word_is_a_race():
