@@ -180,7 +180,7 @@ class _Stream:
 # What is computed with of the figures and headers of files; other entries are only shown.
 _NUMBERS = (
     *("deadline_s", "least_us", "more_us", "share", "hidden", "of_copies"),
-    *("regret", "raw", "floor", "auto"),
+    *("regret", "raw", "floor", "auto", "predicted_us", "error"),
     *("used_us", "used_ratio", "line_ns", "line_most_ns"),
 )
 _TRUTHS = dict.fromkeys(("same_bits", "changed"), bool | None)
@@ -318,6 +318,8 @@ def columns(results: Results) -> dict[Column, Text]:
         Column.numbers("deadline\ns"): _figure("deadline_s", lambda s: f"{s:g}" if s else "none"),
         Column.numbers("microbatches"): _figure("microbatches", str),
         Column.numbers("time\nµs"): lambda row: microseconds(row.time_us),
+        Column.numbers("predicted\nµs"): _figure("predicted_us", microseconds),
+        Column.numbers("error\n%"): _figure("error", lambda share: f"{100 * share:+.0f}"),
         Column.numbers("least\nµs"): _figure("least_us", microseconds),
         Column(): _figure("changed", lambda changed: "*" * changed),
         Column.numbers("± %", narrow=False): lambda row: (

@@ -14,10 +14,12 @@ from .console import examples, make_console, make_table, show
 from .options import byte_count, collective_name, load_option
 
 if TYPE_CHECKING:
+    from ..schedule.model import Messages
     from ..selection.choose import Candidate
     from ..selection.estimates import Calibration
 
 _SIZE = 1 << 20  # bytes, by default
+_SECONDS = 1.0  # of measurements for the table
 
 
 @click.command(
@@ -65,19 +67,20 @@ def explain_command(
     --device, these are the executors of arrays on a GPU.
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
-    what a first call tries out, and those of the cost model, both measured first.  The model has no
-    time for native.  Between nodes it assumes that native takes the time of the best
-    non-hierarchical algorithm.
+    what a first call tries out, else those of the calls and messages that are measured first, with
+    their noise.  With more ranks than cores there are none: those times are the scheduler's.
+    Between nodes native is assumed to take the time of the best non-hierarchical algorithm.
     """
     import mpidist
 
-    from ..communicator.layers import calibrate, try_out
+    from ..communicator.calibrate import calibrate_fully
+    from ..communicator.layers import try_out
 
     if size is not None and nbytes is not None:
         raise click.UsageError("give the size once: as SIZE or as --bytes")
     nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
-    known = calibrate(comm) if comm.size > 1 and device is None else None
+    known = calibrate_fully(comm, _SECONDS) if comm.size > 1 and device is None else None
     chosen, every = comm.explain(collective, nbytes, op, memory, device=device)
     if chosen.untried:
         try_out(comm, collective, nbytes, op)
@@ -164,9 +167,20 @@ def _constants(known: Calibration | None) -> str:
             f"reads {_rate(near.read)}, stores {_rate(near.store)}, "
             f"beyond the caches {_rate(near.beyond)}"
         )
+    if known.messages is not None:
+        return f" ± {100 * known.noise:.0f} %: {_curves(known.messages)}{more}"
     return (
         f": α {known.alpha * 1e6:.3g} µs, β {known.beta * 1e9:.3g} ns/byte, "
         f"γ {known.gamma * 1e9:.3g} ns/byte{more}; native is not modelled"
+    )
+
+
+def _curves(known: Messages) -> str:
+    """Return what is most telling of the curves: two points of the first, and a call's overhead."""
+    short, long = known.both_ways.at(8), known.both_ways.at(1 << 20)
+    return (
+        f"{known.call * 1e6:.3g} µs for a call, {short * 1e6:.3g} µs for a round of 8 bytes and "
+        f"{long * 1e6:.3g} µs of 1M that every rank sends and receives"
     )
 
 

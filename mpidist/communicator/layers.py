@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..calls.call import Call
 from ..errors import InvalidArgument
 from ..operations import find_op
 from ..selection.estimates import Calibration
@@ -76,6 +77,17 @@ def calibrate(comm: Communicator) -> Calibration:
     """
     with comm._door:
         return comm._service.calibrate()
+
+
+def probes(
+    comm: Communicator, public: str
+) -> tuple[dict[Any, Call], dict[Any, Callable[[], None]]]:
+    """Return the calls that probe a communicator's messages, and functions that run them.
+
+    The last one is what a short allreduce by the algorithm `public` runs.
+    """
+    with comm._door:
+        return comm._service.probes(public)
 
 
 def round_trip(comm: Communicator) -> float | None:

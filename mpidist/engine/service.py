@@ -13,6 +13,7 @@ from ..backends.executor import ONCE, Executor, Use
 from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..errors import Unsupported
+from ..schedule.registry import find
 from ..selection.choose import Candidate, Chooser, memory_of
 from ..selection.config import CollectiveConfig
 from ..selection.estimates import Calibration
@@ -25,7 +26,8 @@ from ..topology import RANKS_PER_NODE, Topology
 from ..trace import Served
 from .background import Background
 from .calibration import LineTrips, calibrate_shortly
-from .executors import EXECUTORS, NativeExecutor
+from .executors import EXECUTORS, MessagesExecutor, NativeExecutor
+from .probes import SIZES, Key, calls_of, choice_of
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
@@ -103,6 +105,25 @@ class Service:
         )
         self.learn(found)
         return found
+
+    def probes(self, public: str) -> tuple[dict[Key, Call], dict[Key, Callable[[], None]]]:
+        """Return the calls of probes, and functions that run them for a caller outside the door.
+
+        The last one is what a short call by the algorithm `public` is bound to.
+        """
+        executor = next(e for e in self.executors if isinstance(e, MessagesExecutor))
+        calls = calls_of(self.backend.rank, self.backend.size, SIZES)
+        choices = {key: choice_of(key[0]) for key in calls}
+        key = public, SIZES[0]
+        calls[key], choices[key] = next(iter(calls.values())), find("allreduce", public)
+        runs = {}
+        for key, call in calls.items():
+            chosen = Candidate(choices[key].name, choices[key], "it is a probe")
+            operation = f"{call.signature}: {chosen.name}, to calibrate"
+            bound = repeated(self.sequencer, call, executor, chosen, operation)
+            assert bound.run is not None
+            runs[key] = bound.run
+        return calls, runs
 
     def round_trip(self) -> float | None:
         """Return the seconds of a line's way from rank 0 to the next one and back; collective.

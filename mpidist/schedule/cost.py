@@ -1,8 +1,10 @@
-"""The time of a schedule in the alpha-beta-gamma model.
+"""The time of a schedule, by measured curves or in the alpha-beta-gamma model.
 
-A message of n bytes takes ``alpha + n * beta``, combining n bytes takes ``n * gamma``.  Every rank
-has one full-duplex port: it sends one message and receives one message at a time.  It combines one
-message at a time, once all messages of the round have arrived.  Copies cost nothing.
+A message takes the seconds of a curve over its bytes, which depends on what its round does; see
+:class:`~mpidist.schedule.model.Messages`.  In the alpha-beta-gamma model of papers every curve is a
+straight line: a message of n bytes takes ``alpha + n * beta``, combining n bytes ``n * gamma``, and
+copies cost nothing.  Every rank has one full-duplex port: it sends one message and receives one
+message at a time.  It combines one message at a time, once all messages of the round have arrived.
 
 Ranks that share memory (see :class:`Sharing`) pay for their meetings, and for the bytes that they
 read and store in each other's memory::
@@ -26,6 +28,7 @@ from typing import Any
 from ..errors import InvalidArgument, Unsupported
 from .exchange import Posted
 from .machine import Machine, Proof
+from .model import Messages
 from .prove import prepare
 from .registry import Algorithm, Choice, Groups
 from .rounds import (
@@ -35,9 +38,12 @@ from .rounds import (
     Fold,
     Get,
     Meet,
+    Parallel,
     Put,
+    Recv,
     Reduce,
     Schedule,
+    Send,
     block_tuple,
     blocks,
 )
@@ -136,17 +142,19 @@ class TimedMachine(Machine):
     def cost(
         self,
         pieces: list[int],
-        rates: tuple[float, float, float],
+        messages: Messages,
         groups: Groups,
         link: Link | None,
         sharing: Sharing,
+        in_place: bool = False,
     ) -> Cost:
         """Run all ranks and return the cost.
 
-        `pieces` are the bytes of each block, after the cut into segments; `rates` are alpha, beta
-        and gamma.  Messages between `groups` take alpha and beta of `link`, if it is not None.
+        `pieces` are the bytes of each block, after the cut into segments.  Messages between
+        `groups` take alpha and beta of `link`, if it is not None.
         """
-        self.pieces, (self.alpha, self.beta, self.gamma), self.link = pieces, rates, link
+        self.pieces, self.messages, self.link, self.in_place = pieces, messages, link, in_place
+        self.opened, self.ends = [0] * self.size, 0.0
         self.sharing = sharing
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
         self.now = 0.0
@@ -158,9 +166,11 @@ class TimedMachine(Machine):
         self.bytes_between = [0] * len(groups)
         self.bytes_read, self.bytes_stored = [0] * self.size, [0] * self.size
         proof = self.run()
+        seconds = self.messages.call + max(self.now, self.ends)
+        seconds += max(self.opened) * self.messages.strand
         sent, between = tuple(self.bytes_sent), tuple(self.bytes_between)
         read, stored = tuple(self.bytes_read), tuple(self.bytes_stored)
-        return Cost(self.now, sum(sent), sent, between, read, stored, proof)
+        return Cost(seconds, sum(sent), sent, between, read, stored, proof)
 
     def _drain(self) -> None:
         # Time stands still while strands post what they can; then the next events happen at once.
@@ -182,24 +192,35 @@ class TimedMachine(Machine):
         left = []
         for entry in self.queue:
             send, receive = entry[-2:]
-            ports, (alpha, beta) = self._ports(send.strand.rank, receive.strand.rank)
+            source, target = send.strand.rank, receive.strand.rank
+            ports, link = self._ports(source, target)
             if any(self.free.get(port, 0.0) > self.now * _SAME for port in ports):
                 left.append(entry)
                 continue
             length = self._length(send.content)
-            self._count(send.strand.rank, receive.strand.rank, length)
-            end = self.now + alpha + length * beta
-            self.free.update(dict.fromkeys(ports, end))
-            self._at(end, partial(super()._move, send, receive))
+            self._count(source, target, length)
+            if link is None:
+                both = _does_both(send.strand) or _does_both(receive.strand)
+                seconds, busy = self.messages.message(length, both, self._wrote(send))
+            else:
+                seconds = busy = link.alpha + length * link.beta
+            self.free.update(dict.fromkeys(ports, self.now + busy))
+            self._at(self.now + busy, _nothing)  # then the next message may begin
+            self._at(self.now + seconds, partial(super()._move, send, receive))
         self.queue = left
+
+    def _wrote(self, send: Posted) -> bool:
+        """Return whether the run has written lines of a message on the rank that sends it."""
+        step, written = send.step, self.memory.written[send.strand.rank]
+        return any((step.buffer, block) in written for block in block_tuple(step.blocks))
 
     def _count(self, source: int, target: int, length: int) -> None:
         self.bytes_sent[source] += length
         if self.group[source] != self.group[target]:
             self.bytes_between[self.group[source]] += length
 
-    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], tuple[float, float]]:
-        """Return the ports that a message occupies, and its (alpha, beta).
+    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], Link | None]:
+        """Return the ports that a message occupies, and the link between groups that it takes.
 
         A port serves one message at a time.  It is (kind, number): "sends" or "receives" of a rank,
         "leaves" or "enters" of a group.
@@ -207,9 +228,29 @@ class TimedMachine(Machine):
         ports = [("sends", source), ("receives", target)]
         own, other = self.group[source], self.group[target]
         if own == other or self.link is None:
-            return ports, (self.alpha, self.beta)
+            return ports, None
         ports += [("leaves", own), ("enters", other)]
-        return ports, (self.link.alpha, self.link.beta)
+        return ports, self.link
+
+    def _open(self, parent: Strand, item: Parallel) -> bool:
+        self.opened[parent.rank] += len(item.strands)
+        return super()._open(parent, item)
+
+    def _end(self, strand: Strand) -> None:
+        super()._end(strand)
+        if strand.parent is None:
+            self.ends = max(self.ends, self.now + self._copied_at_last(strand.rank))
+
+    def _copied_at_last(self, rank: int) -> float:
+        """Return the seconds in which a rank copies the blocks of the result that it had before."""
+        contract, written = self.contract, self.memory.written[rank]
+        if self.in_place or self.shared is not None or contract.input_buffer != "out":
+            return 0.0
+        held = self.memory.values[rank]["out"]
+        blocks = contract.output_blocks(rank, self.size, self.root, self.count)
+        left = [held[block] for block in blocks if ("out", block) not in written and block in held]
+        nbytes = self._length(left)
+        return self.messages.copy.at(nbytes) if nbytes else 0.0
 
     def _wake(self, strand: Strand) -> None:
         if not self._delays(strand):
@@ -230,7 +271,10 @@ class TimedMachine(Machine):
         sharing, rank, seconds = self.sharing, strand.rank, 0.0
         for index, step in enumerate(strand.steps):
             if isinstance(step, Reduce):
-                seconds += self.gamma * self._length(strand.received[index][1])
+                places, values = strand.received[index]
+                written = self.memory.written[rank]
+                apart = not self.in_place and any(place not in written for place in places)
+                seconds += self.messages.combining(self._length(values), apart)
             elif isinstance(step, Fold):
                 assert self.shared is not None
                 peers = self.shared.ranks(strand, step, step.peers)
@@ -247,8 +291,12 @@ class TimedMachine(Machine):
                 nbytes = self._held(rank, step.source, step.blocks)
                 self.bytes_stored[rank] += nbytes
                 seconds += sharing.access + nbytes * sharing.store
-            elif isinstance(step, Copy) and step.target not in BUFFERS:
-                seconds += self._held(rank, step.source, step.source_blocks) * sharing.store
+            elif isinstance(step, Copy):
+                nbytes = self._held(rank, step.source, step.source_blocks)
+                if step.target not in BUFFERS:
+                    seconds += nbytes * sharing.store
+                elif nbytes and self.shared is None:
+                    seconds += self.messages.copy.at(nbytes)
         return seconds
 
     def _held(self, rank: int, buffer: str, spec: Blocks) -> int:
@@ -270,7 +318,18 @@ class TimedMachine(Machine):
         return sum(self.pieces[self.memory.terms.datum(value)[1]] for value in values)
 
 
-__all__ = ["Cost", "Link", "Sharing", "cost"]
+def _does_both(strand: Strand) -> bool:
+    """Return whether a rank sends and receives in the present round of a strand."""
+    steps = strand.steps
+    sends = any(isinstance(step, Send) for step in steps)
+    return sends and any(isinstance(step, (Recv, Reduce)) for step in steps)
+
+
+def _nothing() -> None:
+    """Do nothing, at a time from which something else is possible."""
+
+
+__all__ = ["Cost", "Link", "Sharing", "cost", "timed"]
 
 
 def cost(
@@ -326,11 +385,64 @@ def cost(
     >>> cost("allreduce", "ring", 4, 1000, alpha=1.0, beta=0.0).seconds
     6.0
     """
-    if nbytes < 0:
-        raise InvalidArgument(f"nbytes={nbytes}: expected a number >= 0")
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
             raise InvalidArgument(f"{name}={value}: expected a number >= 0")
+    return timed(
+        *(collective, choice, size, nbytes, Messages.straight(alpha, beta, gamma)),
+        root=root,
+        arity=arity,
+        groups=groups,
+        segments=segments,
+        window=window,
+        link=link,
+        sharing=sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes),
+    )
+
+
+def timed(
+    collective: str,
+    choice: str | Algorithm | Choice | Callable[..., Schedule],
+    size: int,
+    nbytes: int,
+    messages: Messages,
+    *,
+    root: int = 0,
+    arity: int = 2,
+    groups: Groups | None = None,
+    segments: int = 1,
+    window: int | None = None,
+    link: Link | None = None,
+    sharing: Sharing | None = None,
+    in_place: bool = False,
+) -> Cost:
+    """Return the cost of a schedule by the curves of a machine.
+
+    Parameters
+    ----------
+    collective, choice, size, nbytes, root, arity, groups, segments, window, link
+        As for :func:`cost`.
+    messages : Messages
+        The times of messages, and of combining and copying.
+    sharing : Sharing, optional
+        The memory that the ranks of a group share, which schedules in it need.
+    in_place : bool
+        Whether the result is written over the input.
+
+    Returns
+    -------
+    Cost
+        Seconds, bytes and the proof.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule is wrong.
+    Unsupported
+        If it is of the memory "kernels", which the model has no times for.
+    """
+    if nbytes < 0:
+        raise InvalidArgument(f"nbytes={nbytes}: expected a number >= 0")
     known, machine = prepare(
         collective,
         choice,
@@ -350,7 +462,6 @@ def cost(
         for block in blocks(nbytes, max(machine.count // segments, 1))
         for piece in blocks(block.stop - block.start, segments)
     ]
-    shared = sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes)
-    return machine.cost(
-        pieces, (alpha, beta, gamma), groups or (tuple(range(size)),), link, shared.rates(nbytes)
-    )
+    near = sharing or Sharing(0.0, 0.0, 0.0, 0.0, 0.0, nbytes)
+    where = groups or (tuple(range(size)),)
+    return machine.cost(pieces, messages, where, link, near.rates(nbytes), in_place)

@@ -14,7 +14,17 @@ from ..operations import ANY as ANY_GROUPING
 from ..operations import AT_ONCE, TREE
 from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, reserve, reserved
 from .config import CollectiveConfig
-from .estimates import MODEL, TABLE, TRIED, TRIED_FROM, TRIED_TO, Estimates, Rival
+from .estimates import (
+    CROWDED,
+    MEASURED,
+    MODEL,
+    TABLE,
+    TRIED,
+    TRIED_FROM,
+    TRIED_TO,
+    Estimates,
+    Rival,
+)
 from .names import IPC_SLOTS, MPI, NATIVE, NCCL, SINGLE_COPY, SYMMETRIC
 from .rules import ANY, ON_DEVICE, RULES, Place, Rule
 from .tuning import AUTO, MEMORIES, PRIVATE, kind_for
@@ -361,7 +371,13 @@ class Candidates:
         seconds = estimates.tried(call, memory).get(candidate.name) if tried else None
         if seconds is not None and call.nbytes <= TRIED_TO:
             return replace(candidate, seconds=seconds, basis=TRIED)
+        if self.means.crowded:
+            return replace(candidate, basis=CROWDED)
         choice = candidate.choice
+        if choice is None:
+            seconds = estimates.of_executor(call, candidate.name)
+            if seconds is not None:
+                return replace(candidate, seconds=seconds, basis=MEASURED)
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
         known = [time for one in choices if (time := estimates.modelled(call, one)) is not None]
         return replace(candidate, seconds=min(known), basis=MODEL) if known else candidate

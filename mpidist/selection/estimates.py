@@ -13,7 +13,8 @@ from ..calls.call import Call
 from ..errors import ScheduleError
 from ..measure import format_size, format_time
 from ..schedule.contract import COLLECTIVES
-from ..schedule.cost import Link, Sharing, cost
+from ..schedule.cost import Link, Sharing, timed
+from ..schedule.model import Curve, Messages
 from ..schedule.registry import GENERATION, Choice, Groups
 from .segmentation import Segmentation
 from .tuning import Key, TuningEntry, TuningTable, kind_for
@@ -37,10 +38,15 @@ class Model:
         self._size = sum(map(len, groups))
         self.small = groups if self._size <= MOST_RANKS else _fewer(groups)
         self._pipelining = pipelining
-        self._known: dict[tuple[str, str, int], float | None] = {}
+        self._known: dict[tuple[str, str, int, bool], float | None] = {}
 
     def seconds(
-        self, collective: str, choice: Choice, nbytes: int, few: bool = False
+        self,
+        collective: str,
+        choice: Choice,
+        nbytes: int,
+        few: bool = False,
+        in_place: bool = False,
     ) -> float | None:
         """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
 
@@ -50,12 +56,14 @@ class Model:
         if self._size > MOST_RANKS and not few:
             return None
         bucket = 1 << round(math.log2(max(nbytes, 1)))
-        key = (collective, choice.name, bucket)
+        key = (collective, choice.name, bucket, in_place)
         if key not in self._known:
-            self._known[key] = self._simulate(collective, choice, bucket)
+            self._known[key] = self._simulate(collective, choice, bucket, in_place)
         return self._known[key]
 
-    def _simulate(self, collective: str, choice: Choice, nbytes: int) -> float | None:
+    def _simulate(
+        self, collective: str, choice: Choice, nbytes: int, in_place: bool
+    ) -> float | None:
         known, groups, memory = self.calibration, self.small, choice.algorithm.memory
         sharing = None if memory is None else known.sharing(memory.name)
         if memory is not None and sharing is None:
@@ -67,20 +75,19 @@ class Model:
         largest, nodes = -(-nbytes // count), len(groups)
         pieces, window = self._pipelining.of(choice.algorithm, size, nodes, count, largest)
         try:
-            return cost(
+            return timed(
                 collective,
                 choice,
                 size,
                 0 if COLLECTIVES[collective].idempotent else nbytes,
-                alpha=known.alpha,
-                beta=known.beta,
-                gamma=known.gamma,
+                known.messages or Messages.straight(known.alpha, known.beta, known.gamma),
                 arity=choice.arity or 2,
                 groups=groups,
                 segments=min(pieces, _MOST_PIECES),
                 window=window,
                 link=link,
                 sharing=sharing,
+                in_place=in_place,
             ).seconds
         except ScheduleError:
             return None
@@ -88,9 +95,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The cost model's constants of one communicator: a message of n bytes takes α + nβ seconds.
+    """The cost model's constants of one communicator.
 
-    Schedules in a memory that was not measured (None) have no times.
+    A message of n bytes takes α + nβ seconds, or what `messages` says.  Schedules in a memory that
+    was not measured (None) have no times.
     """
 
     alpha: float  # per message
@@ -100,6 +108,15 @@ class Calibration:
     far_beta: float | None = None
     mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays and slots
     published: Sharing | None = None  # memory of other processes, read by system calls
+    messages: Messages | None = None  # curves in place of α, β and γ, if they were measured
+    # Executor, collective and measured times of those that run no schedule of messages.
+    kernels: tuple[tuple[str, str, Curve], ...] = ()
+    noise: float = 0.0  # median deviation of the measured times of `messages`, over their median
+
+    def kernel(self, executor: str, collective: str) -> Curve | None:
+        """Return the times of calls that an executor serves by its own name; None if unknown."""
+        found = (curve for *key, curve in self.kernels if key == [executor, collective])
+        return next(found, None)
 
     def sharing(self, memory: str) -> Sharing | None:
         """Return the constants of a memory of a node, by its name in schedules."""
@@ -146,6 +163,8 @@ def _model(
 log = logging.getLogger("mpidist")
 
 TABLE, MODEL = "measured, from the tuning table", "predicted, by the cost model"
+MEASURED = "measured, by the calibration, and linear between its sizes"
+CROWDED = "none, as ranks share cores: their times are the scheduler's"
 
 _USUAL = Segmentation()
 
@@ -284,7 +303,14 @@ class Estimates:
         """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""
         if self.model is None or call.uneven_alltoall:
             return None
-        return self.model.seconds(call.collective, choice, call.nbytes, few)
+        return self.model.seconds(call.collective, choice, call.nbytes, few, call.in_place)
+
+    def of_executor(self, call: Call, executor: str) -> float | None:
+        """Return the measured time of an executor's own kernel or library call; None if unknown."""
+        if self.calibration is None or call.uneven_alltoall:
+            return None
+        curve = self.calibration.kernel(executor, call.collective)
+        return None if curve is None else curve.at(call.nbytes)
 
     @property
     def knows_links(self) -> bool:

@@ -13,6 +13,7 @@ from mpidist import ConfigError
 from mpidist.backends import process_memory
 from mpidist.communicator.layers import calibrate
 from mpidist.engine import calibration
+from mpidist.selection.estimates import CROWDED
 from mpidist.selection.rules import Rule
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable, rules_of
 
@@ -175,12 +176,9 @@ def test_calibration_is_short_and_the_same_everywhere(comm, made):
     assert comm.allgather_object(found) == [found] * comm.size
     if comm.size > 1:
         assert 0 < found.alpha < 1e-2 and 0 <= found.beta < 1e-6 and 0 < found.gamma < 1e-6
-        times = [
-            candidate.seconds
-            for candidate in tuned.explain("allreduce", 1 << 20)[1]
-            if candidate.choice
-        ]
-        assert any(times)
+        every = [one for one in tuned.explain("allreduce", 1 << 20)[1] if one.choice]
+        assert any(one.seconds for one in every) is not tuned.backend.crowded
+        assert any(one.basis == CROWDED for one in every) is tuned.backend.crowded
 
 
 @pytest.mark.one_node
@@ -217,14 +215,16 @@ def test_explain_has_times_in_shared_memory(comm, made):
     """And lists the schedules that a call on symmetric arrays can name: such a call runs them."""
     tuned = made()
     calibrate(tuned)
+    crowded = tuned.backend.crowded  # then there are none
     for collective in ("allreduce", "reduce", "broadcast"):
         chosen, every = tuned.explain(collective, 1 << 16, memory="symmetric")
         rows = {one.name: one for one in every}
-        assert chosen.executor == "symmetric" and chosen.seconds == rows["symmetric"].seconds > 0
-        assert rows["staged"].seconds > rows["symmetric"].seconds / 20
+        assert chosen.executor == "symmetric" and chosen.seconds == rows["symmetric"].seconds
+        assert crowded or rows["staged"].seconds > rows["symmetric"].seconds / 20 > 0
         assert (rows["ring"] if collective == "allreduce" else rows["tree"]).executor == "messages"
         named = [one for one in every if one.choice and one.executor == "symmetric"]
-        assert rows["in_place"] in named and all(one.seconds > 0 for one in named)
+        assert rows["in_place"] in named
+        assert all(one.seconds is None if crowded else one.seconds > 0 for one in named)
         for one in named:
             x = tuned.empty(1000, "float32")
             out = tuned.empty(1000, "float32")

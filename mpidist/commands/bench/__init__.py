@@ -15,6 +15,7 @@ from .ddp import ddp_command
 from .gpu import gpu_command
 from .overhead import overhead_command
 from .pipeline import pipeline_command
+from .predict import predict_command
 from .scaling import scaling_command
 from .torch import torch_command
 
@@ -69,6 +70,7 @@ for _command in (
     pipeline_command,
     torch_command,
     overhead_command,
+    predict_command,
     compare_command,
 ):
     bench_command.add_command(_command)

@@ -1,0 +1,144 @@
+"""Predicted times beside measured ones: what the cost model is worth on this machine.
+
+The probes of the calibration, which are none of the calls that are predicted, and those calls take
+turns, each after its input was written anew: another load, or another core, meets both alike.  A
+time is the 10th percentile, from the last rank's begin to the last rank's end::
+
+    write, barrier, probe | write, barrier, call | write, barrier, another call | …
+
+A row has the figures ``predicted_us``, and ``error``: predicted over measured time, less 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backends.executor import MESSAGES
+from ..communicator.calibrate import FullCalibration, Turn, in_turns, low
+from ..communicator.communicator import Communicator
+from ..errors import Unsupported
+from ..measure import counted, median
+from ..selection.names import NATIVE, SYMMETRIC
+from ..selection.tuning import PRIVATE
+from .candidates import memories, ours
+from .cases import Case, Workload
+from .machine import cores_here, make_header
+from .race import no_garbage_collection
+from .results import Results, Row
+
+MEMORY = "shared memory"
+LEAST, MOST = 12, 1000  # passes
+NOISY = 0.15  # noise from which errors say little of the model
+
+
+@dataclass
+class Cell:
+    """One call to predict and to measure."""
+
+    row: Row
+    case: Case
+    work: Workload
+    call: Callable[[], Any]
+    kind: str  # by which errors are summed up: messages, shared memory or native
+
+
+def predict(
+    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], seconds: float
+) -> Results:
+    """Predict and measure calls of private float32 arrays, and symmetric ones; collective.
+
+    `sizes` are bytes of the whole buffer; `seconds` is about how long to measure.  Return a row for
+    each algorithm by messages and each executor, the same on every rank.  Raise Unsupported if the
+    ranks are on several nodes, share cores, or are alone: then nothing can be predicted.
+    """
+    header, nodes = make_header(comm), comm.topology.num_nodes
+    if comm.size < 2 or nodes > 1:
+        ranks = f"{counted(comm.size, 'rank')} on {counted(nodes, 'node')}"
+        raise Unsupported(f"{ranks}: expected two or more on one, as times need one clock")
+    if comm.backend.crowded:
+        raise Unsupported(
+            f"{comm.size} ranks share {len(cores_here(comm))} cores: nothing can be predicted, as "
+            "times are the scheduler's; expected a core for each rank"
+        )
+    cells = _cells(comm, collectives, sizes)
+    if not cells:
+        raise Unsupported("nothing to predict: expected a collective that has data")
+    with no_garbage_collection():
+        full = FullCalibration(comm)
+        for cell in cells:
+            cell.call()
+        turns = [*full.turns, *map(_turn, cells)]
+        times = in_turns(comm, turns, seconds, LEAST, MOST)
+    known = full.learn(times[:, : len(full.turns)])
+    for cell, time in zip(cells, low(times[:, len(full.turns) :]).tolist()):
+        cell.row.time_us = 1e6 * time
+    _add_predictions(comm, cells)
+    results = Results(header, [cell.row for cell in cells], benchmark="predict")
+    results.notes += [*_summaries(cells), _noise_text(known.noise, len(times))]
+    return results
+
+
+def _cells(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int]) -> list[Cell]:
+    """Return the calls of every algorithm by messages, and of every executor."""
+    cells = []
+    for collective in collectives:
+        private = Workload(collective, comm.rank, comm.size, 0, max(sizes), np.float32)
+        for memory in memories(comm, collective):
+            work = private if memory == PRIVATE else private.elsewhere(comm.empty)
+            for nbytes in dict.fromkeys(work.case(n).nbytes for n in sizes):
+                for one in comm.explain(collective, nbytes, memory=memory)[1]:
+                    symmetric, schedule = one.executor == SYMMETRIC, one.choice is not None
+                    if not one.can or (memory != PRIVATE) != symmetric:
+                        continue
+                    if schedule and one.executor != MESSAGES:  # by its name in shared memory
+                        continue
+                    case = work.case(nbytes)
+                    row = Row(collective, one.name, comm.size, 0.0, bytes=nbytes, memory=memory)
+                    kind = {MESSAGES: MESSAGES, NATIVE: NATIVE}.get(one.executor, MEMORY)
+                    cells.append(Cell(row, case, work, ours(comm, case, one.name), kind))
+    return cells
+
+
+def _add_predictions(comm: Communicator, cells: Sequence[Cell]) -> None:
+    known: dict[tuple[str, int | None, str], dict[str, float | None]] = {}
+    for row in (cell.row for cell in cells):
+        key = row.work, row.bytes, row.memory
+        if key not in known:
+            every = comm.explain(row.work, row.bytes or 0, memory=row.memory)[1]
+            known[key] = {one.name: one.seconds for one in every}
+        seconds = known[key][row.candidate]
+        if seconds is not None:
+            row.figures["predicted_us"] = 1e6 * seconds
+            row.figures["error"] = 1e6 * seconds / row.time_us - 1
+
+
+def _turn(cell: Cell) -> Turn:
+    def write(number: int) -> None:
+        if cell.case.out is not None and not cell.case.in_place:
+            cell.case.out.fill(0)
+        cell.case.fill(cell.work.next_turn())
+
+    return write, cell.call
+
+
+def _summaries(cells: Sequence[Cell]) -> list[str]:
+    lines = []
+    for kind in (MESSAGES, MEMORY, NATIVE):
+        rows = [cell.row.figures for cell in cells if cell.kind == kind]
+        errors = [abs(figures["error"]) for figures in rows if "error" in figures]
+        if errors:
+            worst = float(np.percentile(errors, 90))
+            lines.append(
+                f"{kind}: median error {100 * median(errors):.1f} %, 90th percentile "
+                f"{100 * worst:.0f} %, of {len(errors)} calls"
+            )
+    return lines
+
+
+def _noise_text(noise: float, passes: int) -> str:
+    text = f"noise: {100 * noise:.1f} % (median deviation of the probes); {passes} passes"
+    return f"{text}: too noisy to judge the model" if noise > NOISY else text

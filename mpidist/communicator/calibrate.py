@@ -1,0 +1,194 @@
+"""The full calibration of the cost model: what it needs to predict times, not only to compare them.
+
+Everything takes turns, called as a program calls it: the probes of messages, the library's own
+collectives, and the kernels in shared memory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..calls.call import Call
+from ..engine.probes import fit
+from ..engine.repeated import with_own_arrays
+from ..errors import Unsupported
+from ..operations import find_op
+from ..schedule.contract import COLLECTIVES
+from ..schedule.model import Curve
+from ..selection.estimates import Calibration
+from ..selection.names import SYMMETRIC
+from ..selection.tuning import PRIVATE
+from .communicator import Communicator
+from .explain import example_call
+from .layers import calibrate, learn, probes
+
+KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
+"""Bytes of the calls of which each executor is measured."""
+LEAST, MOST = 12, 60  # passes
+_FRONT = "recursive_doubling"  # of which a call is measured, and the run of what it is bound to
+
+Turn = tuple[Callable[[int], object], Callable[[], object]]
+"""What precedes a measured call, given the number of the pass; and the call."""
+
+
+def in_turns(
+    comm: Communicator, turns: Sequence[Turn], seconds: float, least: int = LEAST, most: int = MOST
+) -> np.ndarray:
+    """Measure calls in turns, in another order in each pass; collective, on one node.
+
+    A turn is ``before(number)`` with the number of the pass, untimed, a barrier, and ``call()``.
+    The first pass is not counted: in it memory is new, and calls are bound.  No pass begins after
+    `seconds`, except that there are at least `least`, and at most `most`.
+
+    Return the seconds from the last rank's begin to the last rank's end: a line for each pass, a
+    column for each call; the same on all ranks.
+    """
+    meet = partial(comm.barrier, "dissemination")
+    passes: list[np.ndarray] = []
+    until = perf_counter() + seconds
+    while True:
+        order, times = list(range(len(turns))), np.empty((len(turns), 2))
+        random.Random(len(passes)).shuffle(order)  # the same on all ranks
+        for k in order:
+            before, call = turns[k]
+            before(len(passes))
+            meet()
+            times[k, 0] = perf_counter()
+            call()
+            times[k, 1] = perf_counter()
+        passes.append(times)
+        last = len(passes) > most or (len(passes) > least and perf_counter() > until)
+        if comm.broadcast(np.array([float(last)]), root=0, algorithm="binomial")[0]:
+            break
+    every = np.array(comm.allgather_object(np.array(passes[1:])))
+    return every[..., 1].max(axis=0) - every[..., 0].max(axis=0)
+
+
+def low(times: np.ndarray) -> np.ndarray:
+    """Return the 10th percentile of each column: a machine's other load only adds to times."""
+    return np.sort(times, axis=0)[(len(times) - 1) // 10]
+
+
+def spread(times: np.ndarray) -> float:
+    """Return the median over the columns of the median deviation, relative to the median."""
+    middle = np.median(times, axis=0)
+    return float(np.median(np.median(np.abs(times - middle), axis=0) / middle))
+
+
+class FullCalibration:
+    """The calls that calibrate a communicator fully, its `turns` for :func:`in_turns`; collective.
+
+    They may be measured beside others.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm, self._first = comm, calibrate(comm)
+        calls, runs = probes(comm, _FRONT)
+        self._keys, self._kernels = list(runs), _kernels(comm)
+        small = calls[self._keys[0]]
+        public = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
+        self.turns: list[Turn] = [(_writing(calls[key]), run) for key, run in runs.items()]
+        self.turns += [(_writing(small), public), *(turn for _, _, turn in self._kernels)]
+
+    def learn(self, times: np.ndarray) -> Calibration:
+        """Return what the seconds of all turns (columns) make, and let "auto" use it; collective.
+
+        The result is the same on all ranks.
+        """
+        keys, known = self._keys, low(times).tolist()
+        front = max(known[len(keys)] - known[len(keys) - 1], 0.0)
+        messages = fit(dict(zip(keys[:-1], known)), front)
+        points: dict[tuple[str, str], dict[int, float]] = {}
+        for (name, call, _), time in zip(self._kernels, known[len(keys) + 1 :]):
+            points.setdefault((name, call.collective), {})[call.nbytes] = time
+        curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
+        noise = spread(times[:, : len(keys)])
+        found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
+        learn(self._comm, found)
+        return found
+
+
+def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
+    """Measure curves of messages, and the times of every executor; collective.
+
+    On several nodes, whose clocks differ, and with more ranks than cores, whose times are the
+    scheduler's, it is :func:`mpidist.communicator.layers.calibrate`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that measure, and whose "auto" and ``explain`` use the figures.
+    seconds : float
+        About how long to measure.
+
+    Returns
+    -------
+    Calibration
+        The same on all ranks.
+    """
+    if comm.size < 2 or comm.topology.num_nodes > 1 or comm.backend.crowded:
+        return calibrate(comm)
+    full = FullCalibration(comm)
+    return full.learn(in_turns(comm, full.turns, seconds))
+
+
+def _writing(call: Call) -> Callable[[int], None]:
+    """Return the function that writes the arrays of a call, the input last, as a program does."""
+    arrays = [data for data in (call.out, call.x) if data is not None]
+
+    def write(number: int) -> None:
+        for data in arrays:
+            data.fill(number % 5)
+
+    return write
+
+
+def _kernels(comm: Communicator) -> list[tuple[str, Call, Turn]]:
+    """Return the name, an example, and the turn of the calls by each executor's own name."""
+    op = find_op("sum")
+    found: list[tuple[str, Call, Turn]] = []
+    symmetric = comm.topology.num_nodes == 1 and comm.backend.native is not None
+    pool = [comm.empty(max(KERNELS), np.uint8) for _ in range(2)] if symmetric else []
+    for collective, contract in COLLECTIVES.items():
+        for nbytes in (0,) if contract.idempotent else KERNELS:
+            private = with_own_arrays(example_call(comm._place, collective, nbytes, op))
+            for memory in (PRIVATE, SYMMETRIC)[: 1 + bool(pool and nbytes)]:
+                call = private if memory == PRIVATE else _within(pool, private)
+                for one in comm.explain(collective, nbytes, memory=memory)[1]:
+                    if one.choice or not one.can or (memory != PRIVATE) != (one.name == SYMMETRIC):
+                        continue
+                    run = _public(comm, call, one.name)
+                    try:
+                        run()
+                    except Unsupported:  # it could not be made ready, on all ranks
+                        continue
+                    found.append((one.name, call, (_writing(call), run)))
+    return found
+
+
+def _within(pool: Sequence[np.ndarray], call: Call) -> Call:
+    """Return a copy of a call with its arrays in two arrays of bytes, alike on all ranks."""
+
+    def part(k: int, data: np.ndarray | None) -> Any:
+        return None if data is None else pool[k][: data.nbytes].view(call.dtype)
+
+    out = part(1, call.out)
+    return replace(call, x=out if call.x is call.out else part(0, call.x), out=out)
+
+
+def _public(comm: Communicator, call: Call, algorithm: str) -> Callable[[], Any]:
+    """Return the user's call for a call with arrays of its own."""
+    contract, method = COLLECTIVES[call.collective], getattr(comm, call.collective)
+    if contract.idempotent:
+        return partial(method, algorithm)
+    op, root = ["sum"] * contract.reduces, [call.root] * contract.rooted
+    if call.collective == "broadcast":
+        return partial(method, call.out, *root, None, algorithm)
+    return partial(method, call.x, *op, *root, call.out, algorithm)

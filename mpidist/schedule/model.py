@@ -1,0 +1,116 @@
+"""What messages cost on a machine: curves of seconds over bytes, by what a round does."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds over bytes: straight lines between measured sizes.
+
+    Linear, not by logarithms: within one protocol and one level of caches time is linear in the
+    bytes.  Below the first size it is constant.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Ascending numbers of bytes.
+    seconds : tuple of float
+        Seconds of each size, none less than that of a smaller one.
+    slope : float
+        Seconds of each byte beyond the last size.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    slope: float
+
+    @classmethod
+    def through(cls, sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
+        """Return the curve through measured points, which noise may not make fall.
+
+        Beyond the last size it goes on as between the last two; of one point it is constant.
+        """
+        rising = tuple(accumulate((max(each, 0.0) for each in seconds), max))
+        slope = 0.0
+        if len(sizes) > 1:
+            slope = (rising[-1] - rising[-2]) / (sizes[-1] - sizes[-2])
+        return cls(tuple(sizes), rising, slope)
+
+    @classmethod
+    def line(cls, first: float, slope: float) -> Curve:
+        """Return the straight line of `first` seconds for no bytes, and `slope` for each."""
+        return cls((0,), (first,), slope)
+
+    def at(self, nbytes: float) -> float:
+        """Return the seconds of so many bytes."""
+        sizes, seconds = self.sizes, self.seconds
+        after = bisect_right(sizes, nbytes)
+        if after == 0:
+            return seconds[0]
+        if after == len(sizes):
+            return seconds[-1] + (nbytes - sizes[-1]) * self.slope
+        part = (nbytes - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return seconds[after - 1] + part * (seconds[after] - seconds[after - 1])
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The times of messages between ranks, and of what a rank does beside them.
+
+    A line is *written* if the call itself has received or combined it: it is in the cache of the
+    rank that sends it on, not where the user's program has left it.
+
+    Attributes
+    ----------
+    call : float
+        Seconds of a call, beside its rounds.
+    strand : float
+        Seconds of each strand of a ``parallel``.
+    further : float
+        Seconds for which a message occupies the port of its rank, beside its bytes.  The rest of
+        the seconds of no bytes is latency: that of one message overlaps with the next one.
+    one_way, both_ways : Curve
+        A round of ranks that only send or only receive; one of ranks that do both.
+    one_way_written, both_ways_written : Curve
+        The same of lines that the call has written.
+    combine, combine_apart : Curve
+        Combining in place, and of two operands into a third place.
+    copy : Curve
+        Copying in a rank's own memory.
+    """
+
+    call: float
+    strand: float
+    further: float
+    one_way: Curve
+    both_ways: Curve
+    one_way_written: Curve
+    both_ways_written: Curve
+    combine: Curve
+    combine_apart: Curve
+    copy: Curve
+
+    @classmethod
+    def straight(cls, alpha: float, beta: float, gamma: float) -> Messages:
+        """Return the model of papers: α + nβ for each message and nγ to combine, all else free."""
+        line, combine, free = Curve.line(alpha, beta), Curve.line(0.0, gamma), Curve.line(0.0, 0.0)
+        return cls(0.0, 0.0, alpha, line, line, line, line, combine, combine, free)
+
+    def message(self, nbytes: int, both_ways: bool, written: bool) -> tuple[float, float]:
+        """Return the seconds until a message has arrived, and until its ports are free."""
+        if both_ways:
+            curve = self.both_ways_written if written else self.both_ways
+        else:
+            curve = self.one_way_written if written else self.one_way
+        seconds = curve.at(nbytes)
+        latency = max(curve.at(0) - self.further, 0.0)
+        return seconds, seconds - latency
+
+    def combining(self, nbytes: int, apart: bool) -> float:
+        """Return the seconds of combining `nbytes` with as many, `apart` or in place."""
+        return (self.combine_apart if apart else self.combine).at(nbytes)
