@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.call import Call
-from ..engine.probes import fit
+from ..engine.probes import SIZES, fit
 from ..engine.repeated import with_own_arrays
 from ..errors import Unsupported
 from ..operations import find_op
@@ -32,7 +32,10 @@ from .layers import calibrate, learn, probes
 KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of the calls of which each executor is measured."""
 LEAST, MOST = 12, 60  # passes
-_FRONT = "recursive_doubling"  # of which a call is measured, and the run of what it is bound to
+_SHORT = 6  # turns of the shortest probes in each pass
+_FRONT = "recursive_doubling"
+# A call by that algorithm, and the run of what it is bound to: between them is the user's door.
+_PUBLIC, _BOUND = ("public", SIZES[0]), (_FRONT, SIZES[0])
 
 Turn = tuple[Callable[[int], object], Callable[[], object]]
 """What precedes a measured call, given the number of the pass; and the call."""
@@ -91,25 +94,31 @@ class FullCalibration:
     def __init__(self, comm: Communicator):
         self._comm, self._first = comm, calibrate(comm)
         calls, runs = probes(comm, _FRONT)
-        self._keys, self._kernels = list(runs), _kernels(comm)
-        small = calls[self._keys[0]]
-        public = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
-        self.turns: list[Turn] = [(_writing(calls[key]), run) for key, run in runs.items()]
-        self.turns += [(_writing(small), public), *(turn for _, _, turn in self._kernels)]
+        self._kernels = _kernels(comm)
+        small = calls[_BOUND]
+        runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
+        calls[_PUBLIC] = small
+        # The overheads are small differences of short times, of which there are so many more.
+        self._keys = [key for key in runs for _ in range(_SHORT if key[1] == SIZES[0] else 1)]
+        self.turns: list[Turn] = [(_writing(calls[key]), runs[key]) for key in self._keys]
+        self.turns += [turn for _, _, turn in self._kernels]
 
     def learn(self, times: np.ndarray) -> Calibration:
         """Return what the seconds of all turns (columns) make, and let "auto" use it; collective.
 
         The result is the same on all ranks.
         """
-        keys, known = self._keys, low(times).tolist()
-        front = max(known[len(keys)] - known[len(keys) - 1], 0.0)
-        messages = fit(dict(zip(keys[:-1], known)), front)
+        count, columns = len(self._keys), {}  # type: int, dict[tuple[str, int], list[np.ndarray]]
+        for key, column in zip(self._keys, times.T):
+            columns.setdefault(key, []).append(column)
+        known = {key: float(low(np.concatenate(of))) for key, of in columns.items()}
+        front = max(known.pop(_PUBLIC) - known.pop(_BOUND), 0.0)
+        messages = fit(known, front)
         points: dict[tuple[str, str], dict[int, float]] = {}
-        for (name, call, _), time in zip(self._kernels, known[len(keys) + 1 :]):
+        for (name, call, _), time in zip(self._kernels, low(times[:, count:]).tolist()):
             points.setdefault((name, call.collective), {})[call.nbytes] = time
         curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
-        noise = spread(times[:, : len(keys)])
+        noise = spread(times[:, :count])
         found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
         learn(self._comm, found)
         return found

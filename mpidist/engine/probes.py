@@ -23,7 +23,7 @@ from ..schedule.model import Curve, Messages
 from ..schedule.registry import Algorithm, Choice
 from ..schedule.rounds import Recv, Reduce, Round, Send, parallel
 
-SIZES = (8, 512, 2 << 10, 4 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20)
+SIZES = (8, 1 << 10, *(4 << (10 + k) for k in range(10)))
 """Bytes of the messages of a full measurement; between two of them time is taken to be linear."""
 
 

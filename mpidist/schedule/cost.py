@@ -244,7 +244,9 @@ class TimedMachine(Machine):
     def _copied_at_last(self, rank: int) -> float:
         """Return the seconds in which a rank copies the blocks of the result that it had before."""
         contract, written = self.contract, self.memory.written[rank]
-        if self.in_place or self.shared is not None or contract.input_buffer != "out":
+        # The root of a broadcast has one array.
+        apart = contract.input_buffer == "out" and contract.name != "broadcast"
+        if self.in_place or self.shared is not None or not apart:
             return 0.0
         held = self.memory.values[rank]["out"]
         blocks = contract.output_blocks(rank, self.size, self.root, self.count)
@@ -260,9 +262,11 @@ class TimedMachine(Machine):
         seconds = self._work(strand)
         if not seconds:
             return False
-        processor = ("works", strand.rank)
-        end = max(self.free.get(processor, 0.0), self.now) + seconds
-        self.free[processor] = end
+        busy = [("works", strand.rank)]
+        if self.messages.occupies and self.shared is None:
+            busy += [("sends", strand.rank), ("receives", strand.rank)]
+        end = max(self.now, *(self.free.get(each, 0.0) for each in busy)) + seconds
+        self.free.update(dict.fromkeys(busy, end))
         self._at(end, partial(super()._wake, strand))
         return True
 

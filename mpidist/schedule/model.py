@@ -82,6 +82,9 @@ class Messages:
         Combining in place, and of two operands into a third place.
     copy : Curve
         Copying in a rank's own memory.
+    occupies : bool
+        Whether messages keep the processors of both ranks busy, as within a node, so that neither
+        combines meanwhile.
     """
 
     call: float
@@ -94,12 +97,13 @@ class Messages:
     combine: Curve
     combine_apart: Curve
     copy: Curve
+    occupies: bool = True
 
     @classmethod
     def straight(cls, alpha: float, beta: float, gamma: float) -> Messages:
         """Return the model of papers: α + nβ for each message and nγ to combine, all else free."""
         line, combine, free = Curve.line(alpha, beta), Curve.line(0.0, gamma), Curve.line(0.0, 0.0)
-        return cls(0.0, 0.0, alpha, line, line, line, line, combine, combine, free)
+        return cls(0.0, 0.0, alpha, line, line, line, line, combine, combine, free, False)
 
     def message(self, nbytes: int, both_ways: bool, written: bool) -> tuple[float, float]:
         """Return the seconds until a message has arrived, and until its ports are free."""

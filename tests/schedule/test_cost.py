@@ -2,14 +2,16 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError
 from mpidist.schedule import Algorithm, Fold, Get, Meet, Recv, Send, algorithms, prove
-from mpidist.schedule.cost import Link, Sharing, cost
+from mpidist.schedule.cost import Link, Sharing, cost, timed
 from mpidist.schedule.memories import MEMORIES
+from mpidist.schedule.model import Curve, Messages
 from mpidist.schedule.registry import documented_costs
 
 A, B, C = 3e-6, 2e-10, 5e-11  # alpha, beta, gamma
@@ -296,3 +298,65 @@ def test_wrong_schedules_in_shared_memory_have_no_cost():
         with pytest.raises(ScheduleError) as proved:
             prove("allreduce", known, 2)
         assert str(caught.value) == str(proved.value)
+
+
+# Each term shows in a decimal place of its own.
+MEASURED = Messages(
+    call=1000.0,
+    strand=0.0,
+    further=0.0,
+    one_way=Curve.line(0.0, 1.0),
+    both_ways=Curve.line(0.0, 2.0),
+    one_way_written=Curve.line(0.0, 3.0),
+    both_ways_written=Curve.line(0.0, 4.0),
+    combine=Curve.line(0.0, 0.1),
+    combine_apart=Curve.line(0.0, 0.2),
+    copy=Curve.line(0.0, 0.01),
+)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "more", "expected"),
+    [
+        ("broadcast", "binomial", {}, 100),  # the root copies nothing: it has one array
+        ("gather", "linear", {}, 50 + 0.5),  # and the root copies its own block
+        ("gather", "linear", {"in_place": True}, 50),
+        ("allgather", "ring", {}, 100 + 0.5),
+        ("reduce", "binomial", {}, 100 + 20),
+        ("allreduce", "recursive_doubling", {}, 200 + 20),
+        ("allreduce", "recursive_doubling", {"in_place": True}, 200 + 10),
+        ("allreduce", "ring", {}, 100 + 10 + 200),  # the second round sends what is written
+        ("allreduce", "binomial", {}, 100 + 20 + 300),
+        ("alltoall", "pairwise", {}, 100 + 0.5),
+    ],
+)
+def test_timed_takes_the_curve_of_what_each_round_does(collective, name, more, expected):
+    found = timed(collective, name, 2, 100, MEASURED, **more)
+    assert found.seconds == pytest.approx(1000 + expected)
+    assert found.nbytes == cost(collective, name, 2, 100, alpha=0, beta=0).nbytes
+
+
+def test_timed_latency_of_a_fan_overlaps_and_its_bytes_do_not():
+    """Of the alpha of LogGOPS only o occupies a port: a fan of three costs L once."""
+    one_way = Curve.line(10.0, 1.0)
+    model = replace(MEASURED, call=0.0, one_way=one_way, further=2.0)
+    assert timed("broadcast", "linear", 4, 100, model).seconds == 2 * (2 + 100) + 10 + 100
+    all_of_it = replace(model, further=10.0)
+    assert timed("broadcast", "linear", 4, 100, all_of_it).seconds == 3 * (10 + 100)
+
+
+def test_timed_strands_combine_when_no_message_keeps_the_processor():
+    """Two halves: two messages and two combinations, one after the other, or overlapping."""
+    model = replace(MEASURED, call=0.0, combine_apart=Curve.line(0.0, 2.0))
+    halves = {"segments": 2}
+    busy = timed("reduce", "binomial", 2, 100, model, **halves).seconds
+    assert busy == 2 * 50 + 2 * 100
+    free = timed("reduce", "binomial", 2, 100, replace(model, occupies=False), **halves).seconds
+    assert free == 50 + 2 * 100, "the second message comes during the first combination"
+    strands = timed("reduce", "binomial", 2, 100, replace(model, strand=7.0), **halves).seconds
+    assert strands == busy + 2 * 7
+
+
+def test_timed_negative_bytes_are_refused():
+    with pytest.raises(InvalidArgument, match="nbytes=-1"):
+        timed("allreduce", "ring", 2, -1, MEASURED)
