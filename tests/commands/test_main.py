@@ -31,7 +31,17 @@ from tests.support import mscclpp
 from tests.support.msccl import GOLDEN
 from tests.support.processes import environment
 
-BENCHMARKS = ("collectives", "compare", "ddp", "gpu", "overhead", "pipeline", "scaling", "torch")
+BENCHMARKS = (
+    "collectives",
+    "compare",
+    "ddp",
+    "gpu",
+    "overhead",
+    "pipeline",
+    "predict",
+    "scaling",
+    "torch",
+)
 
 MINE = '''
 from mpidist.schedule import algorithm
