@@ -205,7 +205,8 @@ class TimedMachine(Machine):
             else:
                 seconds = busy = link.alpha + length * link.beta
             self.free.update(dict.fromkeys(ports, self.now + busy))
-            self._at(self.now + busy, _nothing)  # then the next message may begin
+            if busy < seconds:
+                self._at(self.now + busy, _nothing)  # then the next message may begin
             self._at(self.now + seconds, partial(super()._move, send, receive))
         self.queue = left
 
