@@ -7,29 +7,36 @@ import time
 from collections.abc import Callable, Iterable
 
 PART = 0.02  # of the time of a step
-_FIRST_LOOK = 4  # commits: the first copies also allocate their memory
+_LOOKS = 64  # commits between two looks at most: steps may become slower
 
 
 class Pace:
     """Copies at those commits of a generation that are due: the same ones on all ranks.
 
-    ``exchange(value)`` returns the values of all ranks, and is collective; it is called at the
-    commits 4, 8, 16, …, when the times of a step and of a copy are looked at.
+    ``exchange(value)`` returns the values of all ranks, and is collective; it is called when the
+    times of a step and of a copy are looked at.  The first copy has taken `seconds`.
     """
 
-    # A copy of 5 ms, steps of 20 ms: from the look at commit 4 on every 13th is copied::
+    # A copy of 5 ms, steps of 20 ms: every 13th commit is copied::
     #
     #     commit   1 2 3 4 5 6 7 8 9 … 13 … 16 … 26 …
-    #     copied   x x x               x          x
-    #     look           x       x           x
+    #     look     x x   x       x           x
+    #     copied                       x          x
     #
-    # The slowest rank counts.  A loss then costs as much as 1 / PART = 50 copies take, at most.
+    # The slowest rank counts.  A loss then costs as much as 1 / PART = 50 copies take, where steps
+    # take equally long.  A program that fails at one step is soon started from one copy, again and
+    # again, by which mpidist run sees that there is no progress: so none is made before it is due.
 
-    def __init__(self, exchange: Callable[[tuple[float, float]], Iterable[tuple[float, float]]]):
-        self.every, self._exchange = 1, exchange
-        self.commits, self._look = 0, _FIRST_LOOK
-        self._since, self._looked = time.perf_counter(), 0
-        self._copying, self._shortest = 0.0, math.inf  # seconds, since the last look
+    def __init__(
+        self,
+        exchange: Callable[[tuple[float, float]], Iterable[tuple[float, float]]],
+        seconds: float,
+    ):
+        self.every, self.commits = 1, 0
+        self._exchange, self._look, self._looked = exchange, 1, 0
+        self._since, self._copying = time.perf_counter(), 0.0  # seconds of copies since then
+        self._shortest = seconds  # copy; of those since the last look, if there were any
+        self._new = math.inf
 
     def commit(self, copy: Callable[[], object]) -> None:
         """Call ``copy()`` if it is due at this commit."""
@@ -42,14 +49,13 @@ class Pace:
         copy()
         seconds = time.perf_counter() - begin
         self._copying += seconds
-        self._shortest = min(self._shortest, seconds)
+        self._new = min(self._new, seconds)
 
     def _look_at_times(self) -> None:
-        now = time.perf_counter()
-        step = (now - self._since - self._copying) / (self.commits - self._looked)
-        copy = self._shortest if self._shortest < math.inf else 0.0  # 0: none since the last look
-        copies, steps = zip(*self._exchange((copy, step)))
-        if max(copies):
-            self.every = max(1, math.ceil(max(copies) / (PART * max(steps))))
-        self._look, self._looked = 2 * self._look, self.commits
-        self._since, self._copying, self._shortest = time.perf_counter(), 0.0, math.inf
+        step = (time.perf_counter() - self._since - self._copying) / (self.commits - self._looked)
+        if self._new < math.inf:
+            self._shortest, self._new = self._new, math.inf
+        copies, steps = zip(*self._exchange((self._shortest, step)))
+        self.every = max(1, math.ceil(max(copies) / (PART * max(steps))))
+        self._looked, self._look = self.commits, self.commits + min(self.commits, _LOOKS)
+        self._since, self._copying = time.perf_counter(), 0.0

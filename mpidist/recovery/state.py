@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -658,10 +659,12 @@ class State:
         self._called = self._touched = self._forwarded = False
         self._comm, self._size = comm, comm.size
         self._told_once |= comm.rank != 0
+        begin = time.perf_counter()
         if self.copies:
             self._write_copy(vault, self.step, small, self._sending, self._own)
         else:
             vault.write(self.step, to_parts((self._own, self._own_buffers())))
+        seconds = time.perf_counter() - begin
         self._observe_buffers()
         if self._next is not None:
             self._next.close()
@@ -674,7 +677,7 @@ class State:
         # A rank that goes on after a loss is at the last commit, and so must all copies be.
         spaced = self._folder is not None and self._asked is None
         spaced = spaced and comm.backend.why_no_survivors() is not None
-        self._pace = Pace(partial(layers.everyone, comm)) if spaced else None
+        self._pace = Pace(partial(layers.everyone, comm), seconds) if spaced else None
         return newest >= 0
 
     def _tell(self) -> Told:

@@ -76,6 +76,13 @@ def test_not_every_step_is_copied_and_the_bits_are_the_same(wrapper, python):
 
 @pytest.mark.long
 @each_mpi
+def test_failure_at_one_step_is_no_progress_though_not_every_step_is_copied(python):
+    finished, _ = train("numpy", "1:at300:1", python, restarts=12, steps=400, SPACED="1")
+    assert finished.status != 0 and "starts in a row have ended alike at step" in finished.output
+
+
+@pytest.mark.long
+@each_mpi
 @pytest.mark.parametrize("wrapper", ["ddp", "zero"])
 def test_killed_job_of_pytorch(wrapper, python):
     if python != sys.executable or find_spec("torch") is None:

@@ -32,7 +32,7 @@ def run(clock, commits, step, copy, others=()):
         looks.append(made.commits)
         return [mine, *others]
 
-    made = Pace(exchange)
+    made = Pace(exchange, copy)
 
     def copying():
         clock.pass_(copy)
@@ -46,23 +46,37 @@ def run(clock, commits, step, copy, others=()):
 
 def test_every_commit_is_copied_where_copies_are_cheap(clock):
     copied, looks = run(clock, 40, step=1.0, copy=0.9 * PART)
-    assert copied == list(range(1, 41)) and looks == [4, 8, 16, 32]
+    assert copied == list(range(1, 41)) and looks == [1, 2, 4, 8, 16, 32]
 
 
 def test_copies_take_two_percent_of_the_time(clock):
     copied, _ = run(clock, 1000, step=0.020, copy=0.005)
-    assert copied[:5] == [1, 2, 3, 13, 26] and copied[5:] == list(range(39, 1001, 13))
-    assert 0.005 * len(copied[3:]) <= PART * 0.020 * 1000
+    assert copied == list(range(13, 1001, 13))
+    assert 0.005 * len(copied) <= PART * 0.020 * 1000
 
 
 def test_slowest_rank_counts(clock):
     copied, _ = run(clock, 200, step=0.020, copy=0.001, others=[(0.005, 0.018)])
-    assert copied[:5] == [1, 2, 3, 13, 26]
+    assert copied == list(range(13, 201, 13))
 
 
 def test_window_without_a_copy_keeps_the_distance(clock):
     copied, looks = run(clock, 600, step=0.001, copy=0.004)  # every 200th
-    assert copied == [1, 2, 3, 200, 400, 600] and looks[:3] == [4, 8, 16]
+    assert copied == [200, 400, 600] and looks[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert looks[8:] == list(range(192, 601, 64))
+
+
+def test_slower_steps_are_copied_more_often(clock):
+    made, copied = Pace(lambda mine: [mine], 0.005), []
+
+    def copy():
+        clock.pass_(0.005)
+        copied.append(made.commits)
+
+    for number in range(1, 501):
+        clock.pass_(0.001 if number <= 260 else 1.0)
+        made.commit(copy)
+    assert copied[0] == 250 and copied[1:] == list(range(320, 501))
 
 
 @pytest.mark.parametrize(
@@ -86,5 +100,5 @@ def test_states_of_a_job_that_may_start_again(monkeypatch, tmp_path, asked, why_
         state.end()
         return found
 
-    last = [38, 39, 40] if every else [1, 2, 3]
+    last = [38, 39, 40] if every else [0]
     assert md.run_simulated(2, program) == [last, last]

@@ -3,8 +3,9 @@
 Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
 file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
 comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
-job only.  The point "line" is each line of mpidist that rank W runs in step 10 (W + 1), of which
-a step has some hundred: their number is printed as "lines COUNT".
+job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
+mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
+printed as "lines COUNT".
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def _line(frame, event, _):
 
 def commit(state, **values) -> None:
     at("stepped")
+    at(f"at{state.step}")
     state.commit(**values)
     at("committed")
     say(f"step {state.step}")
