@@ -413,6 +413,31 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
     return figure
 
 
+def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
+    """Draw every predicted time against the measured one, a panel for each MPI."""
+    with (DOCS / "benchmarks_data" / "predict.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names, kinds = ([*dict.fromkeys(row[c] for row in rows)] for c in ("MPI", "kind"))
+    figure, panels = panels_of(plt, colours, len(names), (9.2, 4.4), sharex=True)
+    for axes, name in zip(panels, names):
+        for kind, (colour, mark) in zip(kinds, LOOKS):
+            here = [row for row in rows if (row["MPI"], row["kind"]) == (name, kind)]
+            measured, predicted = (
+                [number(row[column]) for row in here] for column in ("measured µs", "predicted µs")
+            )
+            axes.plot(measured, predicted, mark, color=colour, alpha=0.6, label=kind)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(5, 3000)
+        axes.set_ylim(5, 3000)
+        axes.axline((5, 5), (50, 50), color=colours["ink"], linewidth=1.0)
+        axes.set_title(name)
+        axes.set_xlabel("measured µs")
+    panels[0].set_ylabel("predicted µs")
+    legend(figure, panels[0], colours, 3)
+    return figure
+
+
 PLOTS = {
     "speed": draw_speed,
     "heat": draw_heat,
@@ -420,6 +445,7 @@ PLOTS = {
     "slow-link": draw_slow_link,
     "ddp": draw_ddp,
     "pipelines": draw_pipelines,
+    "predict": draw_predict,
 }
 
 
