@@ -18,8 +18,9 @@ from ...foreign import read_file, read_json, shown, typed
 
 LONGEST = 64 << 20  # bytes of a file
 MOST_CHUNKS = 1 << 15  # of a buffer
+MOST_GPUS = 1 << 10
 MOST_BLOCKS = 1 << 12  # thread blocks of all GPUs
-MOST_USES = 1 << 18  # chunks and words of all operations together: a proof takes some 20 s
+MOST_USES = 1 << 18  # chunks and words of all GPUs and operations: a proof takes some 20 s
 COLLECTIVES = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -280,6 +281,8 @@ class _Reader:
 
     def __init__(self, what: str, file: _File):
         self.what, self.file, self.uses = what, file, 0
+        self.reduce_op = ""  # of all operations, and
+        self.reduces = ""  # the first one that has it
 
     def plan(self) -> Plan:
         file = self.file
@@ -290,8 +293,18 @@ class _Reader:
             )
         if file.reuse_resources:
             raise Unsupported(f"{self.what}: reuse_resources is not modelled: expected false")
+        if file.protocol == "LL":
+            raise Unsupported(
+                f"{self.what}: protocol 'LL': packets (LL) are not modelled: expected Simple"
+            )
+        if file.protocol != "Simple":
+            raise InvalidArgument(
+                f"{self.what}: protocol {shown(file.protocol[:40])!r}: expected Simple or LL"
+            )
         if not file.gpus:
             raise InvalidArgument(f"{self.what}: no gpus: expected at least one")
+        if len(file.gpus) > MOST_GPUS:
+            raise Unsupported(f"{self.what}: {len(file.gpus)} GPUs: expected up to {MOST_GPUS}")
         blocks = sum(len(gpu.threadblocks) for gpu in file.gpus)
         if blocks > MOST_BLOCKS:
             raise Unsupported(f"{self.what}: {blocks} thread blocks: expected up to {MOST_BLOCKS}")
@@ -324,6 +337,7 @@ class _Reader:
                         "modelled: expected 0"
                     )
             wide, narrow = gpu.input_chunks, gpu.output_chunks
+            self._use(wide + narrow, where)  # callers write and read them all
             if self.file.collective == "allgather":
                 wide, narrow = narrow, wide
             each = 1 if self.file.collective in ("allreduce", "alltoall") else size
@@ -342,17 +356,28 @@ class _Reader:
         counts: dict[tuple[str, int], int] = defaultdict(int)
         for channels in gpu.channels:
             kind, where = channels.channel_type, f"{self.what}: GPU {gpu.id}"
-            if kind not in CHANNELS:
-                raise Unsupported(
-                    f"{where}: {shown(kind[:40])!r} channels are not modelled: expected "
-                    f"{' or '.join(CHANNELS)}"
-                )
+            self._check_kind(kind, where)
             for peer in channels.connected_to:
                 if not 0 <= peer < len(self.file.gpus) or peer == gpu.id:
                     raise InvalidArgument(f"{where}: a channel to GPU {peer}: expected another one")
                 ends[kind].append(End(kind, peer, counts[kind, peer], len(ends[kind])))
                 counts[kind, peer] += 1
+        for k, buffer in enumerate(gpu.remote_buffers):
+            where = f"{self.what}: GPU {gpu.id}, remote buffer {k}"
+            if not buffer.access_channel_types:
+                raise InvalidArgument(
+                    f"{where}: access_channel_types []: expected {' or '.join(CHANNELS)}"
+                )
+            for kind in buffer.access_channel_types:
+                self._check_kind(kind, where)
         return ends
+
+    def _check_kind(self, kind: str, where: str) -> None:
+        if kind not in CHANNELS:
+            raise Unsupported(
+                f"{where}: {shown(kind[:40])!r} channels are not modelled: expected "
+                f"{' or '.join(CHANNELS)}"
+            )
 
     def _block(self, g: int, t: int, block: ThreadBlock) -> tuple[Op, ...]:
         where = f"{self.what}: GPU {g}, thread block {t}"
@@ -360,20 +385,23 @@ class _Reader:
             raise InvalidArgument(f"{where}: id {block.id}: expected {t}")
         ends: dict[str, list[End]] = {name: [] for name in CHANNELS}
         for channels in block.channels:
-            every = self.ends[g].get(channels.channel_type)
-            if every is None:
-                raise Unsupported(f"{where}: {channels.channel_type!r} channels are not modelled")
+            self._check_kind(channels.channel_type, where)
             ends[channels.channel_type] += [
-                self._of(every, k, f"{where}: channel") for k in channels.channel_ids
+                self._of(self.ends[g][channels.channel_type], k, f"{where}: channel")
+                for k in channels.channel_ids
             ]
         buffers: dict[str, list[RemoteBuffer]] = {name: [] for name in CHANNELS}
         for refs in block.remote_buffer_refs:
-            if refs.access_channel_type not in CHANNELS:
-                raise Unsupported(f"{where}: {refs.access_channel_type!r} channels")
-            buffers[refs.access_channel_type] += [
-                self._of(self.file.gpus[g].remote_buffers, k, f"{where}: remote buffer")
-                for k in refs.remote_buffer_ids
-            ]
+            kind = refs.access_channel_type
+            self._check_kind(kind, where)
+            for k in refs.remote_buffer_ids:
+                buffer = self._of(self.file.gpus[g].remote_buffers, k, f"{where}: remote buffer")
+                if kind not in buffer.access_channel_types:
+                    raise InvalidArgument(
+                        f"{where}: remote buffer {k} by {kind} channels: expected its "
+                        f"access_channel_types, {' or '.join(buffer.access_channel_types)}"
+                    )
+                buffers[kind].append(buffer)
         found = []
         for number, content in enumerate(block.ops):
             there = f"{where}, operation {number}"
@@ -439,6 +467,13 @@ class _Reader:
         sources = tuple(self._place(g, ref, reach, f"{where}: src_buff") for ref in op.src_buff)
         targets = tuple(self._place(g, ref, reach, f"{where}: dst_buff") for ref in op.dst_buff)
         self._check_places(g, name, sources, targets, where)
+        if name in REDUCTIONS:
+            self.reduce_op, self.reduces = self.reduce_op or op.reduce_op, self.reduces or where
+            if op.reduce_op != self.reduce_op:
+                raise InvalidArgument(
+                    f"{where}: reduce_op {op.reduce_op!r}: expected {self.reduce_op!r}, as of "
+                    f"{self.reduces.removeprefix(f'{self.what}: ')}"
+                )
         if kind == "port" and [e.peer for e in own] != [place.gpu for place in targets]:
             raise InvalidArgument(f"{where}: channel_ids are not those to the GPUs of dst_buff")
         return Op(number, name, sources, targets, tuple(own) if kind == "port" else ())
@@ -474,7 +509,7 @@ class _Reader:
         """Count chunks and words; raise if there are too many."""
         self.uses += number
         if self.uses > MOST_USES:
-            raise Unsupported(f"{where}: more than {MOST_USES} chunks and words in all operations")
+            raise Unsupported(f"{where}: more than {MOST_USES} chunks and words in all")
 
     def _check_places(
         self, g: int, name: str, sources: tuple[Place, ...], targets: tuple[Place, ...], where: str

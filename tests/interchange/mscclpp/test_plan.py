@@ -85,6 +85,22 @@ FIRST = ("gpus", 0, "threadblocks", 0, "ops")
         ((*FIRST, 3, "name", "res"), "(res): src_buff: expected a local buffer"),
         ((*FIRST, 3, "channel_type", "port"), "(rres): channel_type 'port': expected memory"),
         ((*FIRST, 3, "reduce_op", "prod"), "(rres): reduce_op is 'prod'"),
+        (
+            (*FIRST, 3, "reduce_op", "max"),
+            "GPU 1, thread block 0, operation 3 (rres): reduce_op 'sum': expected 'max', as of "
+            "GPU 0, thread block 0, operation 3 (rres)",
+        ),
+        (("protocol", "ll" * 99), f"protocol '{'ll' * 20}': expected Simple or LL"),
+        (("protocol", ""), "protocol '': expected Simple or LL"),
+        (
+            ("gpus", 0, "remote_buffers", 0, "access_channel_types", []),
+            "GPU 0, remote buffer 0: access_channel_types []: expected memory or port",
+        ),
+        (
+            ("gpus", 1, "remote_buffers", 2, "access_channel_types", ["port"]),
+            "GPU 1, thread block 0: remote buffer 2 by memory channels: expected its "
+            "access_channel_types, port",
+        ),
         ((*FIRST, 3, "other", 1), "(rres): other is unknown"),
         ((*FIRST, 0, "channel_ids", [1]), "(rlxsignal): channel 1: expected one of 1, from 0"),
         ((*FIRST, 0, "channel_ids", []), "(rlxsignal): ids []: expected different ones"),
@@ -116,6 +132,7 @@ def test_wrong_values_are_refused_with_their_place(path, text, refused):
     "path, text",
     [
         (("collective", "sendrecv"), "collective 'sendrecv': expected allreduce"),
+        (("protocol", "LL"), "protocol 'LL': packets (LL) are not modelled: expected Simple"),
         (("reuse_resources", True), "reuse_resources is not modelled"),
         (
             ("gpus", 0, "channels", 0, "channel_type", "switch"),
@@ -125,8 +142,16 @@ def test_wrong_values_are_refused_with_their_place(path, text, refused):
         ((*FIRST, 3, "tbg_info", {"tb_id": 0, "tbg_size": 2}), "thread block groups are not"),
         ((*FIRST, 3, "src_buff", 0, "switch_channel_id", 0), "switch channels are not modelled"),
         (
-            ("gpus", 0, "threadblocks", 0, "channels", 0, "channel_type", "switch"),
-            "'switch' channels are not modelled",
+            ("gpus", 0, "threadblocks", 0, "channels", 0, "channel_type", "x" * 99),
+            f"GPU 0, thread block 0: '{'x' * 40}' channels are not modelled: expected memory or",
+        ),
+        (
+            ("gpus", 0, "threadblocks", 0, "remote_buffer_refs", 0, "access_channel_type", "none"),
+            "GPU 0, thread block 0: 'none' channels are not modelled: expected memory or port",
+        ),
+        (
+            ("gpus", 0, "remote_buffers", 2, "access_channel_types", ["port", "nonsense"]),
+            "GPU 0, remote buffer 2: 'nonsense' channels are not modelled: expected memory or port",
         ),
     ],
 )
@@ -174,6 +199,17 @@ def test_a_plan_of_too_many_thread_blocks_is_refused(refused):
     barrier = {"name": "barrier", "barrier_id": 0, "num_threadblocks": 1 << 18}
     blocks[1:] = [{"id": 1, "ops": [barrier], "channels": []}]
     refused(content, Unsupported, "GPU 0, thread block 1, operation 0 (barrier): more than 262144")
+
+
+def test_a_plan_of_too_many_gpus_or_chunks_is_refused(refused):
+    content = allreduce(2)
+    one = {**content["gpus"][0], "threadblocks": [], "input_chunks": 1, "output_chunks": 1}
+    content["gpus"] = [{**one, "id": g} for g in range(1025)]
+    refused(content, Unsupported, "1025 GPUs: expected up to 1024")
+    content["gpus"] = [{**one, "id": g, "input_chunks": 1 << 15} for g in range(9)]
+    for gpu in content["gpus"]:
+        gpu["output_chunks"] = 1 << 15
+    refused(content, Unsupported, "GPU 4: more than 262144 chunks and words in all")
 
 
 def test_every_value_of_a_plan_may_be_of_another_type(tmp_path):
