@@ -175,4 +175,5 @@ class Terms:
 
     def _ranks(self, mask: int) -> str:
         ranks = [str(r) for r in range(self.size) if mask >> r & 1]
-        return f"{plural(len(ranks), 'rank')} {', '.join(ranks)}"
+        more = f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else ""
+        return f"{plural(len(ranks), 'rank')} {', '.join(ranks[:8])}{more}"

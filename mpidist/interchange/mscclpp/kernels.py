@@ -11,6 +11,7 @@ and a kernel ends without it::
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,13 @@ from .plan import REDUCTIONS, End, Op, Place, Plan
 
 Sync = tuple[int, int, int, int]  # GPU, thread block, operation, and the channel, semaphore, …
 Progress = Callable[[int, int, str], None]
+PLAIN = {  # a plan's words for patterns of the prover's texts
+    r"^(rank \d+), round \d+": r"\1",  # rounds are those of the schedule, not of the plan
+    r" in its round \d+": "",
+    r"\brank": "GPU",
+    r"(?<!thread )\bblock": "chunk",
+    r"another strand": "another thread block",
+}
 
 
 def prove_plan(plan: Plan, without: Collection[Sync] = ()) -> Proof:
@@ -63,12 +71,12 @@ def prove_plan(plan: Plan, without: Collection[Sync] = ()) -> Proof:
     ScheduleError
         The counter-example, with GPU, thread block, operation and launch.
     """
-    gpus = [_Kernels(plan, g, without).schedule() for g in range(len(plan.gpus))]
 
     def schedule(rank: int, size: int) -> Schedule:
         return gpus[rank]
 
     try:
+        gpus = [_Kernels(plan, g, without).schedule() for g in range(len(plan.gpus))]
         return prove(
             plan.collective,
             schedule,
@@ -78,8 +86,12 @@ def prove_plan(plan: Plan, without: Collection[Sync] = ()) -> Proof:
             memory="kernels",
         )
     except ScheduleError as error:
-        block = "" if error.block is None else f" (chunk {error.block})"
-        raise ScheduleError(f"{plan.what}: {error}{block}") from None
+        text = str(error)
+        for pattern, word in PLAIN.items():
+            text = re.sub(pattern, word, text)
+        if error.block is not None and f"chunk {error.block}: " not in text:
+            text += f" (chunk {error.block})"
+        raise ScheduleError(f"{plan.what}: {text}") from None
 
 
 def needless_words(plan: Plan, progress: Progress = lambda *_: None) -> list[str]:

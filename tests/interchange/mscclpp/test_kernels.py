@@ -99,7 +99,7 @@ def test_a_deadlock_names_who_waits(fails):
     error = fails(
         content,
         "deadlock",
-        "GPU 0, thread block 0, operation 1 (wait) of launch 1 waits for rank 1 on memory channel",
+        "GPU 0, thread block 0, operation 1 (wait) of launch 1 waits for GPU 1 on memory channel",
         "GPU 1, thread block 0, operation 1 (wait) of launch 1",
     )
     assert error.rank is None and "chunk" not in str(error)
@@ -112,7 +112,7 @@ def test_a_race_over_two_launches_names_both_operations(fails, proved):
         del operations(content, gpu)[:3]  # GPUs no longer tell that they have begun
     fails(
         content,
-        "thread block 0, operation 0 (put) of launch 2: race: writes rank",
+        "thread block 0, operation 0 (put) of launch 2: race: writes GPU",
         "thread block 1, operation 3 (copy) of launch 1 reads too",
         "'scratch'",
     )
@@ -199,11 +199,21 @@ def test_a_wrong_result_is_named(fails):
     content = alltoall(2)
     copies = [op for op in operations(content, 1, 1) if op["name"] == "copy"]
     copies[0]["src_buff"][0]["index"] = 0
-    fails(content, "ends with block", "chunk 1")
+    fails(content, "plan.json: GPU 1, chunk 1: ends with chunk 0 of GPU 1 where chunk 1 of GPU 1")
     twice = allreduce(2)
     (fold,) = [op for op in operations(twice) if op["name"] == "rres"]
     fold["src_buff"].append(fold["src_buff"][1])
-    fails(twice, "operation 3 (rres) of launch 1: counts the contribution of rank 1 twice")
+    fails(twice, "operation 3 (rres) of launch 1: counts the contribution of GPU 1 twice")
+    less = allreduce(2)
+    (fold,) = [op for op in operations(less, 1) if op["name"] == "rres"]
+    fold.update(name="put", src_buff=fold["src_buff"][:1], dst_buff=fold["dst_buff"][1:])
+    fails(less, "json: GPU 0, chunk 1: ends with a value that lacks GPU 0, which GPU 1 stored")
+    none = allreduce(12)
+    for gpu in none["gpus"]:
+        gpu["threadblocks"] = []
+    fails(
+        none, "GPU 0, chunk 0: ends with a value that lacks GPUs 1, 2, 3, 4, 5, 6, 7, 8 and 3 more"
+    )
 
 
 def test_an_output_that_nobody_writes_is_named(fails):
@@ -217,7 +227,7 @@ def test_two_thread_blocks_on_one_channel_are_refused(fails):
     content = alltoall(2)
     operations(content, 0, 1).append(operations(content)[-4])
     assert operations(content, 0, 1)[-1]["name"] == "signal"
-    fails(content, "signals on memory channel 0, as another strand of its rank does")
+    fails(content, "signals on memory channel 0, as another thread block of its GPU does")
 
 
 def test_needless_words_are_named(tmp_path):
