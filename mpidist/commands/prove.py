@@ -10,9 +10,11 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from ..errors import UnknownName
+from ..foreign import shown
 from ..measure import counted
 from ..schedule.contract import COLLECTIVES
 from ..tables import Column
@@ -194,7 +196,12 @@ def prove_command(
         sizes = ranks or sizes or list(RANKS)
         if plans and ranks:
             raise click.UsageError("--ranks: a plan is for its own number of GPUs")
-        if not plans or given or collective or algorithm:
+        others = not plans or given or collective or algorithm
+        for option in ("arity", "jobs"):
+            source = context.get_parameter_source(option)
+            if not others and source is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{option}: only for {ALGORITHMS}, not for a plan")
+        if others:
             with progress_bar("proving") as advance:
                 rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
@@ -236,7 +243,8 @@ def _plan(path: str, needless: bool) -> tuple[Row, list[Needless]]:
 
     with naming(WHAT):
         plan = read_plan(path)
-    begun, size, label = process_time(), len(plan.gpus), (plan.collective, Path(path).name)
+    name = shown(" ".join(Path(path).name.split()))
+    begun, size, label = process_time(), len(plan.gpus), (plan.collective, name)
     messages, fault, found = 0, None, []
     try:
         messages = prove_plan(plan).messages
