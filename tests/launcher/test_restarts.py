@@ -223,8 +223,8 @@ def train(comm, state, name, steps):
         line = f"start {again}: {name} from {begun} to {state.step} {state.values['name']}\\n"
         os.write(1, line.encode())
 
-train(md.State(), "first", 3)
-train(md.State(w=np.zeros(3)), "second", 9)
+train(md.State(copies=True), "first", 3)  # so its last step is there
+train(md.State(w=np.zeros(3), copies=True), "second", 9)
 """
 
 

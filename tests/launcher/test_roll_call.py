@@ -235,10 +235,15 @@ def ask(python, words, environ, ready=2, action=lambda: None):
         time.sleep(0.5)  # the program is there, and perhaps not yet known to mpidist run
         told = action()
         job.send_signal(signal.SIGQUIT)
-        said = []
+        said, again = [], 5
         while len(said) < 2 or not said[-1].startswith("mpidist run:     "):
             said.append(job.stderr.readline().rstrip())
             assert said[-1]
+            # On a loaded machine a monitor may be late, or not yet there.
+            if again and re.search("has not answered within |: not asked: ", said[-1]):
+                said, again = [], again - 1
+                time.sleep(0.5)
+                job.send_signal(signal.SIGQUIT)
         job.terminate()
         job.communicate(timeout=30)
         return told, said
