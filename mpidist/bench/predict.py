@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.executor import MESSAGES
-from ..communicator.calibrate import FullCalibration, Turn, in_turns, low
 from ..communicator.communicator import Communicator
+from ..communicator.full_calibration import FullCalibration, Turn, in_turns, tenth
 from ..errors import Unsupported
 from ..measure import counted, median
 from ..selection.names import NATIVE, SYMMETRIC
@@ -74,7 +74,7 @@ def predict(
         turns = [*full.turns, *map(_turn, cells)]
         times = in_turns(comm, turns, seconds, LEAST, MOST)
     known = full.learn(times[:, : len(full.turns)])
-    for cell, time in zip(cells, low(times[:, len(full.turns) :]).tolist()):
+    for cell, time in zip(cells, tenth(times[:, len(full.turns) :]).tolist()):
         cell.row.time_us = 1e6 * time
     _add_predictions(comm, cells)
     results = Results(header, [cell.row for cell in cells], benchmark="predict")

@@ -73,7 +73,7 @@ def explain_command(
     """
     import mpidist
 
-    from ..communicator.calibrate import calibrate_fully
+    from ..communicator.full_calibration import calibrate_fully
     from ..communicator.layers import try_out
 
     if size is not None and nbytes is not None:

@@ -197,10 +197,10 @@ def prove_command(
         if plans and ranks:
             raise click.UsageError("--ranks: a plan is for its own number of GPUs")
         others = not plans or given or collective or algorithm
-        for option in ("arity", "jobs"):
-            source = context.get_parameter_source(option)
+        for name, option in (("arity", "--arity"), ("jobs", "--jobs"), ("imports", "--import")):
+            source = context.get_parameter_source(name)
             if not others and source is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{option}: only for {ALGORITHMS}, not for a plan")
+                raise click.UsageError(f"{option}: only for {ALGORITHMS}, not for a plan")
         if others:
             with progress_bar("proving") as advance:
                 rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]

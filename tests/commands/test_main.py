@@ -358,8 +358,10 @@ def test_a_plan_of_mscclpp_is_proved(tmp_path):
     assert "nothing can be left out" in call(*words)
     both = call("prove", str(path), "allgather", "ring", "--ranks", "2", status=2)
     assert "--ranks" in both
-    for option in ("--arity", "--jobs"):
-        text = call(*words[:2], option, "3", status=2)
+    script = tmp_path / "nothing.py"
+    script.write_text("")
+    for option, value in (("--arity", "3"), ("--jobs", "3"), ("--import", str(script))):
+        text = call(*words[:2], option, value, status=2)
         assert f"{option}: only for algorithms of collectives, not for a plan" in text
     assert "all proved" in call(*words[:2], "allgather", "ring", "--jobs", "1")
     lines = mscclpp.written(tmp_path, mscclpp.allgather(2), "a\n\x1bb.json")

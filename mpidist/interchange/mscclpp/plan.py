@@ -451,6 +451,8 @@ class _Reader:
             return Op(number, name, ids=self._distinct(op.semaphore_ids, where))
         kind = op.channel_type
         local = name in ("copy", "re")
+        if local and kind not in ("none", "memory"):
+            raise InvalidArgument(f"{where}: channel_type {shown(kind[:40])!r}: expected none")
         if not local and kind not in CHANNELS:
             raise InvalidArgument(f"{where}: channel_type {shown(kind[:40])!r}: expected memory")
         port = name in ("pws", "pwsf", "flush")

@@ -169,6 +169,13 @@ def test_port_channels_are_those_of_the_targets(refused):
     refused(content, InvalidArgument, "operation 4 (pws): channel_type 'memory': expected port")
 
 
+def test_a_copy_within_a_gpu_is_by_no_channel(refused):
+    content = alltoall(2)
+    copy, *_ = content["gpus"][0]["threadblocks"][1]["ops"]
+    copy["channel_type"] = "nonsense"
+    refused(content, InvalidArgument, "(copy): channel_type 'nonsense': expected none")
+
+
 def test_what_is_no_plan_is_refused(tmp_path):
     for text, found in (("{", "is not JSON"), ("[]", "expected an object"), ("{}", "is missing")):
         path = tmp_path / "plan.json"

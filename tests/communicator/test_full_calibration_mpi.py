@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.communicator.calibrate import KERNELS, calibrate_fully
+from mpidist.communicator.full_calibration import KERNELS, calibrate_fully
 from mpidist.schedule.contract import COLLECTIVES
 from mpidist.selection.estimates import CROWDED, MEASURED
 from tests.support.pretended import on_nodes

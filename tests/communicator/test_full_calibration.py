@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpidist import run_simulated
-from mpidist.communicator.calibrate import calibrate_fully, in_turns, low, spread
+from mpidist.communicator.full_calibration import calibrate_fully, deviation, in_turns, tenth
 
 
 def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
@@ -28,8 +28,8 @@ def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
 
 def test_low_and_spread_of_columns():
     times = np.array([[k, 100.0] for k in range(1, 22)])
-    assert low(times).tolist() == [3.0, 100.0]
-    assert spread(times[:, 1:]) == 0 and spread(times[:, :1]) == 5 / 11
+    assert tenth(times).tolist() == [3.0, 100.0]
+    assert deviation(times[:, 1:]) == 0 and deviation(times[:, :1]) == 5 / 11
 
 
 def test_calibrate_fully_is_the_same_on_all_ranks_and_predicts_messages():

@@ -74,12 +74,12 @@ def in_turns(
     return every[..., 1].max(axis=0) - every[..., 0].max(axis=0)
 
 
-def low(times: np.ndarray) -> np.ndarray:
+def tenth(times: np.ndarray) -> np.ndarray:
     """Return the 10th percentile of each column: a machine's other load only adds to times."""
     return np.sort(times, axis=0)[(len(times) - 1) // 10]
 
 
-def spread(times: np.ndarray) -> float:
+def deviation(times: np.ndarray) -> float:
     """Return the median over the columns of the median deviation, relative to the median."""
     middle = np.median(times, axis=0)
     return float(np.median(np.median(np.abs(times - middle), axis=0) / middle))
@@ -111,14 +111,14 @@ class FullCalibration:
         count, columns = len(self._keys), {}  # type: int, dict[tuple[str, int], list[np.ndarray]]
         for key, column in zip(self._keys, times.T):
             columns.setdefault(key, []).append(column)
-        known = {key: float(low(np.concatenate(of))) for key, of in columns.items()}
+        known = {key: float(tenth(np.concatenate(of))) for key, of in columns.items()}
         front = max(known.pop(_PUBLIC) - known.pop(_BOUND), 0.0)
         messages = fit(known, front)
         points: dict[tuple[str, str], dict[int, float]] = {}
-        for (name, call, _), time in zip(self._kernels, low(times[:, count:]).tolist()):
+        for (name, call, _), time in zip(self._kernels, tenth(times[:, count:]).tolist()):
             points.setdefault((name, call.collective), {})[call.nbytes] = time
         curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
-        noise = spread(times[:, :count])
+        noise = deviation(times[:, :count])
         found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
         learn(self._comm, found)
         return found
