@@ -191,4 +191,5 @@ def test_bad_options_are_refused(capsys):
 
 def test_committed_data_stay_small():
     folder = compare.ROOT / "docs" / "benchmarks_data"
-    assert 0 < sum(path.stat().st_size for path in folder.iterdir()) < 100_000
+    # predict.csv has a line for each predicted call, 61 kB
+    assert 0 < sum(path.stat().st_size for path in folder.iterdir()) < 160_000
