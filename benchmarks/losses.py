@@ -1,13 +1,17 @@
-"""How soon a training goes on after kill -9 of a rank, beside torchrun.
+"""How soon a training goes on after kill -9 of a rank, beside torchrun and Horovod.
 
 python benchmarks/losses.py                     # 4 ranks, 10 million parameters, 5 losses each
 python benchmarks/losses.py --ranks 2 --losses 20 --only spares survive
+python benchmarks/losses.py --horovod ../horovod/bin/python --only horovod
 
 Each job trains the same number of weights, by an allreduce of as many gradients in each step.  At a
 random moment a rank is killed; "back" is the time from the kill until each rank has done a step
 that none had done before, "noticed" until the last rank that is left has the exception.  Under
 torchrun all ranks are killed and started again; the program has a checkpoint in memory of each
-step, without which it would lose more.
+step, without which it would lose more.  Horovod blacklists the host of the lost rank: it is told of
+two hosts with half of the ranks each, both this machine, and goes on with the other half.  It is
+installed in an environment of its own: its newest release, 0.28.1, is built with gloo and without
+MPI by C++17 (in its CMakeLists.txt 14 stands) and CMAKE_POLICY_VERSION_MINIMUM=3.5.
 """
 
 from __future__ import annotations
@@ -34,8 +38,10 @@ ROWS = {  # by name: arguments of the launcher, and the training
     "survive": (["--survive"], "numpy"),
     "max-restarts": (["--max-restarts", "1"], "numpy"),
     "spares, PyTorch": (["--spares", "1"], "torch"),
+    "survive, PyTorch": (["--survive"], "torch"),
     "max-restarts, PyTorch": (["--max-restarts", "1"], "torch"),
     "torchrun": ([], "torchrun"),
+    "horovod": ([], "horovod"),
 }
 
 
@@ -134,20 +140,60 @@ def train_torchrun(count: int) -> None:
         say(f"step {step} {dist.get_rank()}")
 
 
+def train_horovod(count: int) -> None:
+    """Train them with Horovod's elastic driver over gloo."""
+    import horovod.torch as hvd
+    import torch
+    from horovod.common.exceptions import HorovodInternalError
+
+    hvd.init()
+    net, width = net_of(count)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 1e-3), named_parameters=net.named_parameters()
+    )
+
+    @hvd.elastic.run
+    def train(state):
+        x = torch.ones(2, width)
+        while True:
+            optimizer.zero_grad()
+            try:
+                net(x).square().mean().backward()
+                optimizer.step()
+            except HorovodInternalError:
+                say("noticed")
+                raise
+            state.step += 1
+            state.commit()
+            say(f"step {state.step} {hvd.rank()}")
+
+    train(hvd.elastic.TorchState(model=net, optimizer=optimizer, step=0))
+
+
 # -- the driver ------------------------------------------------------------------------------------
 
 
 class Job:
     """A job, watched by what its ranks write."""
 
-    def __init__(self, row: str, ranks: int, count: int, folder: Path):
+    def __init__(self, row: str, ranks: int, count: int, folder: Path, horovod: Path | None):
         arguments, training = ROWS[row]
         self.folder, self.ranks = folder / "ranks", ranks
+        self.fewer = (
+            1 if "--survive" in arguments else ranks // 2 if row == "horovod" else 0
+        )  # ranks, after a loss
         self.folder.mkdir()
         program = [str(Path(__file__).resolve()), "--train", training, "--parameters", str(count)]
         if training == "torchrun":
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             start += ["--nproc-per-node", str(ranks), "--max-restarts", "10"]
+        elif training == "horovod" and horovod is not None:
+            horovod = horovod.absolute()
+            half, hosts = ranks // 2, folder / "hosts.sh"
+            hosts.write_text(f"#!/bin/sh\necho localhost:{half}\necho 127.0.0.1:{half}\n")
+            hosts.chmod(0o700)
+            start = [str(horovod.with_name("horovodrun")), "--gloo", "-np", str(2 * half)]
+            start += ["--min-np", str(half), "--host-discovery-script", str(hosts), str(horovod)]
         else:
             start = [sys.executable, "-m", "mpidist", "run", "-q", "-n", str(ranks), *arguments]
         env = {**os.environ, "LOSSES": str(self.folder), "SAVED": str(folder / "saved.pt")}
@@ -181,7 +227,7 @@ class Job:
             time.sleep(0.01)
         raise TimeoutError("the job has not gone on")
 
-    def lose(self, stays: bool) -> tuple[float, float | None]:
+    def lose(self) -> tuple[float, float | None]:
         """Kill a rank; return the seconds until the job is back, and until all have noticed."""
         self.wait(self.ranks, 10)
         time.sleep(random.random() * 0.2)
@@ -191,7 +237,7 @@ class Job:
         killed = time.time()
         time.sleep(0.05)  # else reading what was said takes the core on which the rank is to end
         done = max(int(words[1]) for _, _, words in self.lines() if words[0] == "step")
-        back = self.wait(self.ranks - stays, done) - killed
+        back = self.wait(self.ranks - self.fewer, done) - killed
         noticed = [at for at, _, words in self.lines() if words[0] == "noticed"]
         return back, max(noticed) - killed if noticed else None
 
@@ -224,9 +270,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--losses", type=int, default=5, help="of each row, each in a job")
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--train", choices=("numpy", "torch", "torchrun"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="+", choices=ROWS, help="rows; by default all")
+    parser.add_argument("--horovod", type=Path, metavar="PYTHON", help="of an environment with it")
+    parser.add_argument(
+        "--train", choices={training for _, training in ROWS.values()}, help=argparse.SUPPRESS
+    )
     options = parser.parse_args(arguments)
+    options.only = options.only or [row for row in ROWS if options.horovod or row != "horovod"]
+    if "horovod" in options.only and (options.horovod is None or options.ranks % 2):
+        parser.error("horovod needs --horovod PYTHON, and an even number of ranks")
     if options.train:
         globals()[f"train_{options.train}"](options.parameters)
         return 0
@@ -236,9 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(options.losses):
         for row in options.only:
             with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-                job = Job(row, options.ranks, options.parameters, Path(folder))
+                job = Job(row, options.ranks, options.parameters, Path(folder), options.horovod)
                 try:
-                    seconds, known = job.lose(stays=row == "survive")
+                    seconds, known = job.lose()
                 except TimeoutError as error:
                     failed += 1
                     tell(f"{row}: {error}\n{Path(folder, 'output').read_text()}")
