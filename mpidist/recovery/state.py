@@ -4,207 +4,40 @@ from __future__ import annotations
 
 import logging
 import pickle
-import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import ref
 
 import numpy as np
 
-from ..checkpoint.segments import convert
-from ..checkpoint.state import state_of
-from ..checkpoint.tree import Leaf, flatten, is_divided, merge, unflatten
 from ..communicator import layers
 from ..communicator.communicator import Communicator
-from ..device.recognise import is_on_device, on_host
-from ..errors import CommunicationError, InvalidArgument, MpidistError
-from ..frameworks.base import Remove, WeakHook, dtype_name, find_dtype, framework_of, library
-from ..frameworks.generators import source_of
-from ..parallel import ddp as wrapper
+from ..errors import CommunicationError, InvalidArgument
 from ..parallel.ddp import DDP
-from ..parallel.reducer import Phase
-from ..parallel.zero import ZeroOptimizer
 from . import records
+from .copies import Copy, Own, objects_alone, read_copies, write_copy
+from .kept import GENERATOR, MODEL, OWN, SMALL, Kept, buffers_of
+from .observer import Observer, Sending
 from .pace import Pace
+from .packing import (
+    Packed,
+    arrays_of,
+    filled,
+    from_bytes,
+    is_part,
+    lengths_of,
+    packed,
+    to_parts,
+    unpacked,
+)
 from .vault import Reader, Vault
 
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
-GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
 _STATE = 78  # tag of the message with the state for a rank that takes a place
-_PLAIN = (bool, int, float, str, tuple)
-
-Packed = tuple[str, dict[str, tuple[np.ndarray, str, int, tuple[int, ...], bool]]]
-"""A state: the JSON tree in which :func:`flatten` puts it, and its arrays, as bytes, by path."""
-
-
-def packed(value: Any, name: str) -> Packed:
-    """Return a state with the bytes of its arrays, which are views where that is possible."""
-    leaves: dict[str, Leaf] = {}
-    tree = flatten(value, name, leaves)
-    arrays = {
-        path: (leaf.flat.view(np.uint8), dtype_name(leaf.flat.dtype), *_place(leaf))
-        for path, leaf in leaves.items()
-    }
-    return tree, arrays
-
-
-def _in_host_memory(array: Any) -> np.ndarray:
-    """Return a numpy copy of an array of any library."""
-    return np.array(framework_of(array).as_array(on_host(array)))
-
-
-def _copy_of(array: Any) -> Any:
-    """Return a copy where the array is: on a GPU it is queued there, and the host does not wait."""
-    return array.clone() if library(array) == "torch" else array.copy()
-
-
-def _set(array: Any, value: Any) -> None:
-    """Set the elements of an array of any library to those of one in the same or in host memory."""
-    if library(array) == "torch":
-        value = value if library(value) == "torch" else convert(value, "torch", value.shape)
-        array.detach().copy_(value)  # a leaf of autograd, too
-    elif is_on_device(array) and not is_on_device(value):
-        array.set(value)
-    else:
-        array[...] = value
-
-
-def _place(leaf: Leaf) -> tuple[int, tuple[int, ...], bool]:
-    return leaf.start, leaf.shape, leaf.whole
-
-
-@dataclass(frozen=True)
-class Joined:
-    """An array of which each rank had a part, as :meth:`ZeroOptimizer.load_state_dict` reads it."""
-
-    flat: np.ndarray
-    library: str
-
-    def read(self, start: int, stop: int) -> Any:
-        """Return elements `start` to `stop` (exclusive) of the flattened array."""
-        return convert(self.flat[start:stop].copy(), self.library, (stop - start,))
-
-
-def _is_part(state: Packed) -> bool:
-    """Return whether a state is a part of one of all ranks together: ZeRO's, a pipeline's."""
-    tree, arrays = state
-    return any(not whole for *_, whole in arrays.values()) or is_divided(tree)
-
-
-def unpacked(states: Sequence[Packed], name: str) -> Any:
-    """Return the state of which each of `states` may be the part of one rank."""
-
-    def unlike(path: str, ranks: Sequence[int]) -> None:
-        raise MpidistError(f"{path} differs between ranks: declare {name} in per_rank")
-
-    def give(path: str, library: str) -> Any:
-        parts = [arrays[path] for _, arrays in states if path in arrays]
-        flat, dtype, start, shape, whole = parts[0]
-        kind = find_dtype(dtype)
-        if whole:
-            return convert(flat.view(kind).copy(), library, shape)
-        joined = np.empty(int(np.prod(shape)), kind)
-        for flat, _, start, _, _ in parts:
-            piece = flat.view(kind)
-            joined[start : start + len(piece)] = piece
-        return Joined(joined, library)
-
-    return unflatten(merge({r: tree for r, (tree, _) in enumerate(states)}, name, unlike), give)
-
-
-def to_parts(content: object) -> list[bytes | memoryview]:
-    """Return an object as bytes for a vault; its arrays are not copied."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(content, 5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
-    return [struct.pack(f"<{len(raw) + 2}Q", len(raw), len(head), *map(len, raw)), head, *raw]
-
-
-def from_bytes(data: bytes | np.ndarray) -> Any:
-    """Return the object of :func:`to_parts`; its arrays are views of `data`."""
-    view = memoryview(data)  # type: ignore[arg-type]
-    (count,) = struct.unpack_from("<Q", view)
-    lengths = struct.unpack_from(f"<{count + 1}Q", view, 8)
-    at, parts = 8 * (count + 2), []
-    for length in lengths:
-        parts.append(view[at : at + length])
-        at += length
-    return pickle.loads(parts[0], buffers=parts[1:])
-
-
-@dataclass
-class Kept:
-    """One object of a State."""
-
-    name: str
-    value: Any
-    kind: str
-    per_rank: bool
-    made_inside: bool = False  # of `keep`: made anew in each generation
-    buffers: list[Any] = field(default_factory=list)  # of a model, as they were at the last commit
-    remove: Remove | None = None  # the callback for forwards
-
-    @property
-    def divided(self) -> bool:
-        """Whether each rank has a part of the state, and any number of ranks can load the parts."""
-        return getattr(self.value, "takes_slices", False) or hasattr(self.value, "by_stage")
-
-    def state(self) -> Any:
-        """Return the state, with views of the object's arrays."""
-        if not hasattr(self.value, "state_dict"):
-            return self.value
-        return {"state": state_of(self.value), "options": self.options()}
-
-    def _groups(self) -> Sequence[dict[str, Any]]:
-        """Return what an optimizer has its rates in, by group of parameters."""
-        groups = getattr(self.value, "param_groups", ())
-        if not groups and hasattr(self.value, "learning_rate"):
-            return [vars(self.value)]  # of mpidist.nn: attributes, and no part of the state
-        return groups
-
-    def options(self) -> list[dict[str, Any]]:
-        """Return the rates of an optimizer and the like; [] of other objects."""
-        return [{k: v for k, v in g.items() if isinstance(v, _PLAIN)} for g in self._groups()]
-
-    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a result of :meth:`options`."""
-        for group, saved in zip(self._groups(), options):
-            group.update(saved)
-
-    def load(self, state: Any) -> None:
-        """Restore a result of :meth:`state`."""
-        if hasattr(self.value, "load_state_dict"):
-            self.value.load_state_dict(state["state"])
-            self.set_options(state["options"])
-            return
-        if np.shape(state) != np.shape(self.value):
-            raise InvalidArgument(
-                f"{self.name} has shape {np.shape(self.value)}, and that of the last commit had "
-                f"{np.shape(state)}: expected the same, or State.parts({self.name!r})"
-            )
-        _set(self.value, state)
-
-    def forget_gradients(self) -> None:
-        """Set the gradients to None: they may be sums of some ranks only."""
-        if self.kind != MODEL:
-            return
-        found = getattr(self.value, "parameters", None)
-        for p in found() if callable(found) else found or ():
-            p.grad = None
-        for group in getattr(self.value, "param_groups", ()):
-            for p in group["params"]:
-                p.grad = None
-
-    def read_buffers(self) -> list[Any]:
-        """Return the buffers of a model, in which a forward may count; [] of other objects."""
-        if self.kind != MODEL or not callable(getattr(self.value, "parameters", None)):
-            return []
-        return [array for _, array in framework_of(self.value).buffers(self.value)]
 
 
 @dataclass
@@ -299,7 +132,7 @@ class State:
                 "expected True or None"
             )
         for name, value in objects.items():
-            self._add(name, value, name in names)
+            self._kept[name] = self._checked(Kept.of(name, value, name in names))
         self.step, self.generation = 0, 0
         self.lost: Mapping[int, str] = {}
         self.values: dict[str, Any] = {}
@@ -320,62 +153,24 @@ class State:
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
         self._own, self._written = b"", b""  # as in the last record
-        self._sending: list[dict[str, Any] | None] = []  # of the DDPs, at the last commit
+        self._sending: Sending = []  # at the last commit
         self._same = True  # whether there are as many ranks as before the last change
-        self._ddps: list[ref[DDP]] = []
-        self._marks: list[Any] = []  # of their buckets, when `_sent` was taken
-        self._sent: list[dict[str, Any] | None] = []
-        self._alike: set[int] = set()  # models whose buffers are the same on all ranks
-        self._removes: list[Callable[[], object]] = []
-        self._called = self._touched = self._forwarded = False
+        self._seen: Observer | None = None  # of this generation, else of the one before
         self._size, self._told_once = 1, False
         self._pace: Pace | None = None  # of copies, if not every commit needs one
 
-    def _add(self, name: str, value: Any, per_rank: bool) -> Kept:
-        if isinstance(value, DDP):
+    def _checked(self, kept: Kept) -> Kept:
+        if self._asked is False and kept.needs_copy:
             raise InvalidArgument(
-                f"{name} is a DDP, which holds a communicator: give State the module that it "
-                "wraps, and make the DDP inside of the function"
+                f"copies=False: {kept.name} is another one on each rank: expected True or None"
             )
-        model = callable(getattr(value, "parameters", None))
-        optimizer = hasattr(value, "param_groups") or hasattr(value, "zero_grad")
-        divided = isinstance(value, ZeroOptimizer) or hasattr(value, "by_stage")
-        if source_of(value) is not None:
-            kind = GENERATOR
-        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            kind = MODEL if model or optimizer or divided else SMALL
-        elif isinstance(value, np.ndarray) or is_on_device(value) or library(value) is not None:
-            kind = MODEL
-        else:
-            raise InvalidArgument(
-                f"{name} has type {type(value).__name__}, which cannot be restored: expected an "
-                "object with state_dict() and load_state_dict(), an array, or a random number "
-                "generator; plain values are arguments of commit()"
-            )
-        kept = Kept(name, value, kind, per_rank)
-        if kind is MODEL:
-            packed(kept.state(), name)  # raises for what cannot be kept, now and not at a loss
-        elif kind is SMALL:
-            try:
-                pickle.dumps(kept.state(), 5)
-            except Exception as error:
-                raise InvalidArgument(f"{name}: its state cannot be kept: {error}") from error
-        if self._asked is False and self._needs_copy(kept):
-            raise InvalidArgument(
-                f"copies=False: {name} is another one on each rank: expected True or None"
-            )
-        self._kept[name] = kept
         return kept
-
-    @staticmethod
-    def _needs_copy(kept: Kept) -> bool:
-        return kept.divided or (kept.per_rank and kept.kind is not GENERATOR)
 
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
         asked = bool(self._asked) or self._folder is not None
-        needs = any(map(self._needs_copy, self._kept.values()))
+        needs = any(kept.needs_copy for kept in self._kept.values())
         return asked or needs or any(of == OWN for of, _ in self._carried.values())
 
     # -- inside of the function -------------------------------------------------------------------
@@ -402,17 +197,14 @@ class State:
         if there is not None and not there.made_inside:
             raise InvalidArgument(f"keep({name!r}): State has an object of this name already")
         copied = self.copies
-        kept = self._add(name, made, per_rank)
+        kept = self._kept[name] = self._checked(Kept.of(name, made, per_rank))
         kept.made_inside = True
         if name in self._held:
-            held = self._held.pop(name)
+            kept.load(self._held.pop(name))
             self._carried.pop(name, None)
-            if kept.kind is GENERATOR:
-                _set_generator(made, held)
-            else:
-                kept.load(held)
-                kept.set_options(self._options.get(name, ()))
-        self._observe(kept)
+            kept.set_options(self._options.get(name, ()))
+        assert self._seen is not None
+        self._seen.watch(kept)
         if self.copies and not copied:  # a loss before the next commit needs copies, too
             assert self._vault is not None
             self._write_copy(self._vault, self.step, self._small, self._sending, self._own)
@@ -447,14 +239,14 @@ class State:
             the communicator, so that nobody could know its state if this rank were lost; or between
             two backward passes of a step, whose gradients would be lost.
         """
-        comm = self._inside("commit")
-        adding = (d for d in self._alive() if d.reducer.phase is Phase.BACKWARD)
-        if not self._touched and any(d.reducer.not_averaged() for d in adding):
+        comm, seen = self._inside("commit"), self._seen
+        assert seen is not None
+        if seen.unused_gradients():
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: gradients have been added up and not used, which a "
                 "loss would drop: call commit() behind the step of the optimizer only"
             )
-        if not self._called:
+        if not seen.called:
             comm.barrier()
         if comm.size == 1:  # which has nobody to call
             self._before_call()
@@ -465,7 +257,7 @@ class State:
         step = self.step + 1
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
-        sending = self._now_sending()
+        sending = seen.now_sending()
         if self.copies:
             assert self._vault is not None
             copied = step, small, sending, self._own_state()
@@ -481,8 +273,7 @@ class State:
             )
         self._sending = sending
         self._small, self.step, self.values = small, step, dict(values)
-        self._called = self._touched = self._forwarded = False
-        self._observe_buffers()
+        seen.committed(sending)
         if step == self._begun + 2 and self._ranks is not None and comm.rank == _here(comm)[0]:
             assert self._folder is not None
             # All ranks have committed the step before, so that one of theirs is complete.
@@ -512,7 +303,7 @@ class State:
 
     def _own_state(self) -> bytes:
         """Return, as bytes, what this rank alone has: the states of random number generators."""
-        found = {k.name: _generator(k.value) for k in self._of_kind(GENERATOR)}
+        found = {k.name: k.state() for k in self._of_kind(GENERATOR)}
         found |= self._waiting(GENERATOR)
         return pickle.dumps(found, 5) if found else b""
 
@@ -522,8 +313,10 @@ class State:
         A rank that is left may complete the step of which a lost one has sent its part; then this
         is all that is known of it.
         """
-        first, self._called = not self._called, True
-        if self._touched and not (self._told_once or self.copies) and self._size > 1:
+        seen = self._seen
+        assert seen is not None
+        first, seen.called = not seen.called, True
+        if seen.stepped and not (self._told_once or self.copies) and self._size > 1:
             self._told_once = True
             log.warning(
                 "a call of the communicator comes between the step of an optimizer and commit(): "
@@ -532,62 +325,31 @@ class State:
             )
         if self.copies or self._vault is None:
             return
-        own, buffers = self._own_state(), self._own_buffers()
-        if not own and not buffers:
+        own = Own(self._own_state(), seen.own_buffers())
+        if not own.generators and not own.buffers:
             return
-        parts = to_parts((own, buffers))
-        written = b"".join(parts)
+        written = b"".join(to_parts(own))
         if first or written != self._written:
-            self._own, self._written = own, written
+            self._own, self._written = own.generators, written
             self._vault.write(self.step + 1, [written])
 
-    def _own_buffers(self, alike: bool = False) -> dict[str, list[Any]]:
-        """Return the buffers of models, by model: of those that the ranks have alike on demand."""
-        found = {
-            k.name: [_in_host_memory(b) for b in k.read_buffers()]
-            for k in self._of_kind(MODEL)
-            if alike or id(k.value) not in self._alike
-        }
-        return {name: buffers for name, buffers in found.items() if buffers}
-
     def _write_copy(
-        self,
-        vault: Vault,
-        step: int,
-        small: bytes,
-        sending: list[dict[str, Any] | None],
-        generators: bytes,
+        self, vault: Vault, step: int, small: bytes, sending: Sending, generators: bytes
     ) -> None:
         """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
-        shared = self._shared()
-        flat = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
-        # For the next start the ranks of each node have all shares, as other nodes may be lost.
-        sharers = range(comm.size) if self._folder is None else _here(comm)
-        mine, total = sharers.index(comm.rank), sum(map(len, flat))
-        first, last = (total * r // len(sharers) for r in (mine, mine + 1))
-        share, at = [], 0
-        for array in flat:  # of the bytes of all arrays in a row, those from `first` to `last`
-            share.append(array[max(first - at, 0) : max(last - at, 0)])
-            at += len(array)
-        own = {
+        parts = {
             k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
-        own |= self._waiting(OWN)
-        content = {
-            "small": small,
-            "generators": generators,
-            "own": own,
-            "buffers": self._own_buffers(alike=True),
-            "about": _about(shared),
-            "sending": sending,
-            "measured": self._measured(comm),
-        }
-        share = [part for part in share if len(part)]
-        about = {"share": mine, "shares": len(sharers), "alone": len(own)}
-        vault.write(step, to_parts(content), share, **about)
+        parts |= self._waiting(OWN)
+        buffers, measured = buffers_of(self._of_kind(MODEL)), self._measured(comm)
+        head = Copy(generators, buffers, small, parts, sending, measured, {})
+        # For the next start the ranks of each node have all shares, as other nodes may be lost.
+        sharers = range(comm.size) if self._folder is None else _here(comm)
+        share = sharers.index(comm.rank)
+        write_copy(vault, step, head, self._shared(), share, len(sharers))
 
     def _measured(self, comm: Communicator) -> bytes:
         """Return what "auto" has measured, for the next start of the job: for the same bits."""
@@ -604,17 +366,6 @@ class State:
         alike = (k for k in self._of_kind(MODEL) if not k.per_rank and not k.divided)
         return {k.name: packed(k.state(), k.name) for k in alike} | self._waiting(MODEL)
 
-    def _now_sending(self) -> list[dict[str, Any] | None]:
-        """Return how each DDP that has made a step sends; anew where its buckets have changed."""
-        for i, reference in enumerate(self._ddps):
-            ddp = reference()
-            if ddp is None:
-                continue
-            mark = ddp.buckets, ddp.reducer.observed, len(ddp.buffer_sync.algorithms)
-            if ddp.reducer.clock.steps and mark != self._marks[i]:
-                self._marks[i], self._sent[i] = mark, ddp.sending()
-        return list(self._sent)
-
     # -- the begin of a generation ----------------------------------------------------------------
 
     def begin(self, comm: Communicator, lost: Mapping[int, str], measured: Any = None) -> bool:
@@ -630,7 +381,6 @@ class State:
         if self._next is not None and self._next.generation == newest:
             self._last, self._next = self._next, None
         known = self._last if self._last and self._last.generation == newest else None
-        self._hook(comm)
         first = newest < 0
         if not first:
             self._restore(comm, told, known, newest, measured)
@@ -639,7 +389,6 @@ class State:
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
         self._begun = self.step
-        self._save_buffers()
         if first or not self._modes:
             modules = (getattr(k.value, "modules", list) for k in self._of_kind(MODEL))
             self._modes = [
@@ -656,16 +405,15 @@ class State:
             vault = self._ranks.vault(self._folder, comm.rank)
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
-        self._called = self._touched = self._forwarded = False
+        self._seen = Observer(self._kept, self._sending, self.generation > 0)
         self._comm, self._size = comm, comm.size
         self._told_once |= comm.rank != 0
         begin = time.perf_counter()
         if self.copies:
             self._write_copy(vault, self.step, small, self._sending, self._own)
         else:
-            vault.write(self.step, to_parts((self._own, self._own_buffers())))
+            vault.write(self.step, to_parts(Own(self._own, self._seen.own_buffers())))
         seconds = time.perf_counter() - begin
-        self._observe_buffers()
         if self._next is not None:
             self._next.close()
         self._next = Membership(newest + 1, comm.size, comm.rank, self._open(comm, vault))
@@ -690,7 +438,7 @@ class State:
             -1 if self._last is None else self._last.generation,
             {m.generation: m.rank for m in begun},
             self.step if self._valid and (begun or self._loaded) else None,
-            self._touched,
+            self._seen is not None and self._seen.stepped,
         )
 
     def _check_alike(self, comm: Communicator, told: Sequence[Told]) -> None:
@@ -744,7 +492,7 @@ class State:
         for ranks in sorted({ranks for offer in offers for ranks in offer}, reverse=True):
             if chosen is not None and ranks == chosen[0]:
                 break
-            names = layers.everyone(comm, _names_alone(there.get(ranks, {})))
+            names = layers.everyone(comm, objects_alone(there.get(ranks, {})))
             if comm.rank == 0:
                 why = records.missing([offer.get(ranks, {}) for offer in offers], ranks.size)
                 alone = ", ".join(next(filter(None, names), []))
@@ -759,7 +507,7 @@ class State:
             mine = places[comm.rank] if comm.rank < len(places) else None
             first = self._restore_copies(comm, held, there.get(ranks, {}), before, mine)
             assert first is not None  # there are only copies in a folder
-            layers.take_over(comm, pickle.loads(first["measured"]))
+            layers.take_over(comm, pickle.loads(first.measured))
             for kept in self._kept.values():
                 kept.forget_gradients()
             if comm.rank == 0:
@@ -776,57 +524,36 @@ class State:
         readers: Mapping[int, Reader],
         before: int,
         mine: int | None,
-    ) -> dict[str, Any] | None:
-        """Restore the newest step that is complete.
+    ) -> Copy | None:
+        """Restore the newest step that is complete, as :func:`read_copies` finds it.
 
-        `offers` are the records that each rank can read, in this one's `readers`; `mine` is the
-        number of this rank before.  Return the record of the first rank that has left one; None if
-        a record is no copy: its rank had not come to a `keep` that needs them, nor others to calls.
+        `mine` is the number of this rank before.  Return the record of the first rank that has left
+        one; None if a record is no copy.
         """
-        steps = records.complete(offers, before)
-        if not steps:
-            raise CommunicationError(
-                f"rank {comm.rank}: md.elastic: no step of which all ranks have left records: "
-                f"{records.missing(offers, before)}"
-            )
-        step = max(steps)
-        left = steps[step]
-
-        def read(rank: int, start: int, stop: int) -> np.ndarray:
-            holders = [r for r, held in enumerate(offers) if step in held.get(rank, ())]
-            data = np.empty(stop - start, np.uint8)
-            if comm.rank == holders[0] or len(holders) == comm.size:
-                data[:] = np.frombuffer(readers[rank].read(step, start, stop), np.uint8)
-            if len(holders) < comm.size and len(data):
-                comm.broadcast(data, out=data, root=holders[0], algorithm="binomial")
-            return data
-
-        contents = {rank: from_bytes(read(rank, 0, left[rank].head)) for rank in sorted(left)}
-        if not all(isinstance(content, dict) for content in contents.values()):
+        found = read_copies(comm, offers, readers, before)
+        if found is None:
             return None
-        self._valid = False
-        first = contents[min(contents)]
-        shares = [read(r, left[r].head, left[r].length) for r in records.in_shares(left)]
-        shared = _filled(first["about"], np.concatenate(shares))
+        step, heads, shared = found
+        self._valid, first = False, heads[min(heads)]
         self._held, self._carried, self._parts = {}, {}, {}
-        for name in first["own"]:
-            own = [part for content in contents.values() for part in content["own"][name]]
+        for name in first.parts:
+            own = [part for head in heads.values() for part in head.parts[name]]
             first_of, behind = (len(own) * r // comm.size for r in (comm.rank, comm.rank + 1))
             self._carried[name] = OWN, own[first_of:behind]
-            if any(map(_is_part, own)):
+            if any(map(is_part, own)):
                 self._give(name, unpacked(own, name))
                 continue
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
             if self._same and mine is not None and len(own) == comm.size:
                 self._give(name, self._parts[name][mine])
-        then = None if mine is None else contents.get(mine)
-        generators = b"" if then is None else then["generators"]
-        lost = sorted(set(range(before)) - set(contents)) if self._same else []
-        if lost and first["generators"] and comm.rank == 0:
+        then = None if mine is None else heads.get(mine)
+        generators = b"" if then is None else then.generators
+        lost = sorted(set(range(before)) - set(heads)) if self._same else []
+        if lost and first.generators and comm.rank == 0:
             who = ", ".join(map(str, lost))
             log.warning("the random numbers of ranks %s begin anew, as their node was lost", who)
-        self._apply(shared, first["small"], generators, first["sending"])
-        self._set_buffers((first if then is None else then)["buffers"])
+        self._apply(shared, first.small, generators, first.sending)
+        self._set_buffers((first if then is None else then).buffers)
         self.step, self._valid, self._loaded = step, True, True
         return first
 
@@ -855,11 +582,9 @@ class State:
                 step + 1,
             )
         needs = [r for r in range(comm.size) if r not in (clean or there)]
-        if comm.rank not in needs:
+        if comm.rank not in needs and self._seen is not None and self._seen.forwarded:
             for kept in self._of_kind(MODEL):
-                if self._forwarded:
-                    for array, saved in zip(kept.read_buffers(), kept.buffers):
-                        _set(array, saved)
+                kept.set_buffers(kept.buffers)
         # Each rank's own state: that of the rank whose place it has, from whoever can read it.
         new = [r for r in range(comm.size) if newest not in told[r].ranks]
         holders = {
@@ -874,11 +599,11 @@ class State:
         if comm.rank == source:
             shared = self._shared()
             about = (
-                _about(shared),
+                lengths_of(shared),
                 self._small or self._take_small(self.values),
                 self._sending,
                 {k.name for k in self._kept.values() if k.made_inside} | set(self._carried),
-                self._own_buffers(alike=True),  # those, too, that state_dict() leaves out
+                buffers_of(self._of_kind(MODEL)),  # those, too, that state_dict() leaves out
             )
         answers = layers.everyone(comm, (given, about))
         received = {q: data for held, _ in answers for q, data in held.items()}
@@ -890,7 +615,7 @@ class State:
             takes = everywhere or comm.rank in (source, *needs)
             flat = np.empty(count if takes else 0, np.uint8)
             if comm.rank == source:
-                parts = [array for _, arrays in shared.values() for array, *_ in arrays.values()]
+                parts = arrays_of(shared)
                 if parts:
                     np.concatenate(parts, out=flat)
             if count and everywhere:
@@ -900,7 +625,7 @@ class State:
                     comm.send(flat, rank, _STATE)
             elif count and takes:
                 comm.recv(flat, source, _STATE)
-            states = _filled(about, flat) if takes else {}
+            states = filled(about, flat) if takes else {}
             if comm.rank not in needs:
                 states = {name: state for name, state in states.items() if name in inside}
         record = b""
@@ -913,21 +638,17 @@ class State:
                 f"rank {comm.rank}: md.elastic: the state at step {step} that rank {comm.rank} "
                 "alone had is lost with its node, or it was more than a step behind"
             )
-        content = from_bytes(record) if record else (b"", {})
-        if isinstance(content, dict):  # of a rank that has come to its `keep`
-            content = content["generators"], content["buffers"]
-        generators, buffers = content
+        own = from_bytes(record) if record else Own(b"", {})  # a Copy is one, too
         self._valid = comm.rank not in needs
         self._held, self._carried = {}, {}
-        self._apply(states, small, generators, sending)
+        self._apply(states, small, own.generators, sending)
         if comm.rank in needs:
-            self._set_buffers({**alike, **buffers} if self._same else alike)
+            self._set_buffers({**alike, **own.buffers} if self._same else alike)
         self.step, self._valid, self._loaded = step, True, True
 
     def _set_buffers(self, buffers: Mapping[str, list[Any]]) -> None:
         for name in buffers.keys() & self._kept.keys():
-            for array, saved in zip(self._kept[name].read_buffers(), buffers[name]):
-                _set(array, saved)
+            self._kept[name].set_buffers(buffers[name])
 
     def _apply(
         self,
@@ -956,86 +677,15 @@ class State:
             self._held[name] = state
             if kind is not OWN:
                 self._carried[name] = kind, carried
-        elif kind is GENERATOR:
-            _set_generator(kept.value, state)
         else:
             kept.load(state)
 
-    # -- what is observed in a generation ---------------------------------------------------------
-
-    def _hook(self, comm: Communicator) -> None:
-        """Let this State know of new DDPs, of forwards and of optimizers' steps."""
-        self._ddps, self._marks, self._sent, self._alike = [], [], [], set()
-
-        made = WeakHook(self._note)  # a State that is given up does not keep DDPs alive
-        wrapper.on_made.append(made)
-        self._removes.append(partial(wrapper.on_made.remove, made))
-        for library_name in {library(k.value) for k in self._of_kind(MODEL)}:
-            example = next(k for k in self._of_kind(MODEL) if library(k.value) == library_name)
-            self._removes.append(framework_of(example.value).on_step(self._touch))
-        for kept in self._kept.values():
-            self._observe(kept)
-
-    def _note(self, ddp: DDP) -> None:
-        """Let a new DDP send as the one that was made in its turn before, and know of its steps."""
-        number, before = len(self._ddps), self._sending
-        sending = before[number] if number < len(before) and self.generation else None
-        if sending is not None:  # the same buckets: for the same bits
-            ddp.adopt(sending)
-        self._ddps.append(ref(ddp))
-        if all(k.value is not ddp.module for k in self._kept.values()):
-            self._observe_model(ddp.module)  # a part of one: its forward is not the whole's
-        self._marks.append(None)
-        self._sent.append(sending)
-        if ddp.buffer_sync.how != "keep":
-            self._alike.add(id(ddp.module))
-        elif self.generation and self.step == self._begun:  # it has copied those of rank 0
-            self._set_buffers({k.name: k.buffers for k in self._of_kind(MODEL)})
-        if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
-            log.warning("what a communication hook has left out so far is lost with a rank")
-
-    def _touch(self, *_: Any) -> None:
-        self._touched = True
-
-    def _observe(self, kept: Kept) -> None:
-        """Know when a forward of a model begins: it may change buffers."""
-        if kept.kind is MODEL and callable(getattr(kept.value, "parameters", None)):
-            self._observe_model(kept.value)
-
-    def _observe_model(self, model: Any) -> None:
-        remove = framework_of(model).on_forward(model, self._note_forward)
-        if remove is not None:
-            self._removes.append(remove)
-        else:
-            self._always = True
-
-    _always = False  # whether there is a model whose forwards are not told
-
-    def _note_forward(self) -> None:
-        if not self._forwarded:
-            self._save_buffers()
-            self._forwarded = True
-
-    def _save_buffers(self) -> None:
-        for kept in self._of_kind(MODEL):
-            kept.buffers = [_copy_of(array) for array in kept.read_buffers()]
-
-    def _observe_buffers(self) -> None:
-        """Save buffers at a commit, of models whose forwards are not told."""
-        if self._always:
-            self._save_buffers()
-            self._forwarded = True
-
-    def _alive(self) -> list[DDP]:
-        """Return the DDPs of this generation that are still in use."""
-        return [ddp for ddp in (reference() for reference in self._ddps) if ddp is not None]
+    # -- the end of a generation ------------------------------------------------------------------
 
     def leave(self) -> list[DDP]:
         """End the generation, without communication; return its DDPs."""
-        ddps, self._ddps, self._comm = self._alive(), [], None
-        while self._removes:
-            self._removes.pop()()
-        return ddps
+        self._comm = None
+        return [] if self._seen is None else self._seen.leave()
 
     def end(self) -> None:
         """Give back all memory, at the end of training."""
@@ -1048,50 +698,6 @@ class State:
             self._vault = None
 
 
-def _names_alone(readers: Mapping[int, Reader]) -> list[str]:
-    """Return the objects that are another one on each rank, as a record has them."""
-    for reader in readers.values():
-        for step, record in reader.steps().items():
-            if record.alone:
-                return list(from_bytes(reader.read(step, 0, record.head))["own"])
-    return []
-
-
 def _here(comm: Communicator) -> Sequence[int]:
     """Return the ranks of this node."""
     return next(group for group in comm.topology.groups if comm.rank in group)
-
-
-def _about(states: Mapping[str, Packed]) -> dict[str, Any]:
-    """Return states with the lengths of their arrays in place of these."""
-    return {
-        name: (tree, {path: (len(a), *rest) for path, (a, *rest) in arrays.items()})
-        for name, (tree, arrays) in states.items()
-    }
-
-
-def _filled(about: Mapping[str, Any], flat: np.ndarray) -> dict[str, Packed]:
-    """Return states whose arrays are in a row in `flat`."""
-    states: dict[str, Packed] = {}
-    at = 0
-    for name, (tree, arrays) in about.items():
-        given = {}
-        for path, (length, *rest) in arrays.items():
-            given[path] = (flat[at : at + length], *rest)
-            at += length
-        states[name] = tree, given
-    return states
-
-
-def _generator(value: Any) -> Any:
-    source = source_of(value)
-    assert source is not None
-    state = source.get_state()
-    return ("torch", state.cpu().numpy()) if library(state) == "torch" else ("", state)
-
-
-def _set_generator(value: Any, state: tuple[str, Any]) -> None:
-    source = source_of(value)
-    assert source is not None
-    name, given = state
-    source.set_state(convert(np.array(given), name, given.shape) if name else given)

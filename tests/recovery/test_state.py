@@ -9,7 +9,6 @@ import pytest
 
 import mpidist as md
 from mpidist import nn
-from mpidist.recovery.state import from_bytes, packed, to_parts, unpacked
 
 
 def a_net(seed=0):
@@ -22,22 +21,6 @@ def a_net(seed=0):
 
 def weights(net):
     return [p.data.tobytes() for p in net.parameters()]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "bool", "complex64", "float16"])
-def test_packed_state_comes_back(dtype):
-    state = {"a": np.arange(6).reshape(2, 3).astype(dtype), "b": [1, (2.5, None)], 7: "text"}
-    data = b"".join(bytes(part) for part in to_parts(packed(state, "x")))
-    back = unpacked([from_bytes(data)], "x")
-    assert back["b"] == [1, (2.5, None)] and back[7] == "text"
-    assert back["a"].dtype == dtype and np.array_equal(back["a"], state["a"])
-
-
-def test_bytes_of_empty_and_of_strided_arrays():
-    content = {"empty": np.empty((0, 3)), "strided": np.arange(10)[::3], "none": None}
-    back = from_bytes(b"".join(bytes(part) for part in to_parts(content)))
-    assert back["empty"].shape == (0, 3) and back["none"] is None
-    assert np.array_equal(back["strided"], content["strided"])
 
 
 @pytest.mark.parametrize(

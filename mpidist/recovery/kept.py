@@ -1,0 +1,180 @@
+"""One object of a State: what is kept of it at a commit, and how that is restored in it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.segments import convert
+from ..checkpoint.state import state_of
+from ..device.recognise import is_on_device, on_host
+from ..errors import InvalidArgument
+from ..frameworks.base import framework_of, library
+from ..frameworks.generators import source_of
+from ..parallel.ddp import DDP
+from ..parallel.zero import ZeroOptimizer
+from .packing import packed
+
+GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
+_PLAIN = (bool, int, float, str, tuple)
+
+
+@dataclass
+class Kept:
+    """One object of a State."""
+
+    name: str
+    value: Any
+    kind: str
+    per_rank: bool
+    made_inside: bool = False  # of `keep`: made anew in each generation
+    buffers: list[Any] = field(default_factory=list)  # of a model, as they were at the last commit
+
+    @classmethod
+    def of(cls, name: str, value: Any, per_rank: bool) -> Kept:
+        """Return an object; InvalidArgument if it cannot be restored: now, and not at a loss."""
+        if isinstance(value, DDP):
+            raise InvalidArgument(
+                f"{name} is a DDP, which holds a communicator: give State the module that it "
+                "wraps, and make the DDP inside of the function"
+            )
+        model = callable(getattr(value, "parameters", None))
+        optimizer = hasattr(value, "param_groups") or hasattr(value, "zero_grad")
+        divided = isinstance(value, ZeroOptimizer) or hasattr(value, "by_stage")
+        if source_of(value) is not None:
+            kind = GENERATOR
+        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            kind = MODEL if model or optimizer or divided else SMALL
+        elif isinstance(value, np.ndarray) or is_on_device(value) or library(value) is not None:
+            kind = MODEL
+        else:
+            raise InvalidArgument(
+                f"{name} has type {type(value).__name__}, which cannot be restored: expected an "
+                "object with state_dict() and load_state_dict(), an array, or a random number "
+                "generator; plain values are arguments of commit()"
+            )
+        kept = cls(name, value, kind, per_rank)
+        if kind is MODEL:
+            packed(kept.state(), name)
+        elif kind is SMALL:
+            try:
+                pickle.dumps(kept.state(), 5)
+            except Exception as error:
+                raise InvalidArgument(f"{name}: its state cannot be kept: {error}") from error
+        return kept
+
+    @property
+    def divided(self) -> bool:
+        """Whether each rank has a part of the state, and any number of ranks can load the parts."""
+        return getattr(self.value, "takes_slices", False) or hasattr(self.value, "by_stage")
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether no other rank has this one's state, and it is too large to go into each call."""
+        return self.divided or (self.per_rank and self.kind is not GENERATOR)
+
+    def state(self) -> Any:
+        """Return the state, with views of the object's arrays."""
+        if self.kind is GENERATOR:
+            source = source_of(self.value)
+            assert source is not None
+            state = source.get_state()
+            return ("torch", state.cpu().numpy()) if library(state) == "torch" else ("", state)
+        if not hasattr(self.value, "state_dict"):
+            return self.value
+        return {"state": state_of(self.value), "options": self.options()}
+
+    def load(self, state: Any) -> None:
+        """Restore a result of :meth:`state`."""
+        if self.kind is GENERATOR:
+            source = source_of(self.value)
+            assert source is not None
+            name, given = state
+            source.set_state(convert(np.array(given), name, given.shape) if name else given)
+        elif hasattr(self.value, "load_state_dict"):
+            self.value.load_state_dict(state["state"])
+            self.set_options(state["options"])
+        elif np.shape(state) != np.shape(self.value):
+            raise InvalidArgument(
+                f"{self.name} has shape {np.shape(self.value)}, and that of the last commit had "
+                f"{np.shape(state)}: expected the same, or State.parts({self.name!r})"
+            )
+        else:
+            _set(self.value, state)
+
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def _groups(self) -> Sequence[dict[str, Any]]:
+        """Return what an optimizer has its rates in, by group of parameters."""
+        groups = getattr(self.value, "param_groups", ())
+        if not groups and hasattr(self.value, "learning_rate"):
+            return [vars(self.value)]  # of mpidist.nn: attributes, and no part of the state
+        return groups
+
+    def options(self) -> list[dict[str, Any]]:
+        """Return the rates of an optimizer and the like; [] of other objects."""
+        return [{k: v for k, v in g.items() if isinstance(v, _PLAIN)} for g in self._groups()]
+
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Restore a result of :meth:`options`."""
+        for group, saved in zip(self._groups(), options):
+            group.update(saved)
+
+    def forget_gradients(self) -> None:
+        """Set the gradients to None: they may be sums of some ranks only."""
+        if self.kind != MODEL:
+            return
+        found = getattr(self.value, "parameters", None)
+        for p in found() if callable(found) else found or ():
+            p.grad = None
+        for group in getattr(self.value, "param_groups", ()):
+            for p in group["params"]:
+                p.grad = None
+
+    # -- buffers of models, in which a forward may count -------------------------------------------
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it has forwards."""
+        return self.kind is MODEL and callable(getattr(self.value, "parameters", None))
+
+    def read_buffers(self) -> list[Any]:
+        """Return the buffers; [] of other objects."""
+        if not self.is_model:
+            return []
+        return [array for _, array in framework_of(self.value).buffers(self.value)]
+
+    def save_buffers(self) -> None:
+        """Save the buffers; those on a GPU are copied there, and the host does not wait."""
+        found = self.read_buffers()
+        self.buffers = [b.clone() if library(b) == "torch" else b.copy() for b in found]
+
+    def set_buffers(self, saved: Sequence[Any]) -> None:
+        """Restore the buffers from arrays in the same or in host memory."""
+        for array, value in zip(self.read_buffers(), saved):
+            _set(array, value)
+
+
+def buffers_of(objects: Iterable[Kept]) -> dict[str, list[np.ndarray]]:
+    """Return copies of the buffers in host memory, by model: of those that have some."""
+    found = {}
+    for kept in objects:
+        buffers = kept.read_buffers()
+        if buffers:
+            found[kept.name] = [np.array(framework_of(b).as_array(on_host(b))) for b in buffers]
+    return found
+
+
+def _set(array: Any, value: Any) -> None:
+    """Set the elements of an array of any library to those of one in the same or in host memory."""
+    if library(array) == "torch":
+        value = value if library(value) == "torch" else convert(value, "torch", value.shape)
+        array.detach().copy_(value)  # a leaf of autograd, too
+    elif is_on_device(array) and not is_on_device(value):
+        array.set(value)
+    else:
+        array[...] = value

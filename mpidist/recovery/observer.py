@@ -1,0 +1,143 @@
+"""What the objects of a State do between two commits, seen without a call of the user's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from ..frameworks.base import WeakHook, framework_of, library
+from ..parallel import ddp as wrapper
+from ..parallel.ddp import DDP
+from ..parallel.reducer import Phase
+from .kept import MODEL, Kept, buffers_of
+
+log = logging.getLogger("mpidist")
+Sending = list[dict[str, Any] | None]
+"""How each DDP sends, by the order in which they were made; None: it has made no step."""
+
+
+class Observer:
+    """Sees the calls, forwards, optimizers' steps and DDPs of one generation.
+
+    `kept` are the State's objects by name, to which :meth:`watch` is told of further ones.
+    `sending` is how the DDPs sent at the last commit; if the generation has `resumed` training from
+    that commit, new ones send alike.
+
+    Since the last commit: `called` is whether the step has called the communicator, `stepped`
+    whether an optimizer has made a step, `forwarded` whether a model has run, which may have
+    changed its buffers.
+    """
+
+    def __init__(self, kept: Mapping[str, Kept], sending: Sending, resumed: bool):
+        self.called = self.stepped = self.forwarded = False
+        self.sending = sending
+        self._kept, self._resumed, self._committed = kept, resumed, False
+        self._ddps: list[ref[DDP]] = []
+        self._marks: list[Any] = []  # of their buckets, when `_sent` was taken
+        self._sent: Sending = []
+        self._alike: set[int] = set()  # models whose buffers are the same on all ranks
+        self._removes: list[Callable[[], object]] = []
+        self._untold = False  # whether there is a model whose forwards are not told
+        self._save_buffers()
+        made = WeakHook(self._note)  # a State that is given up does not keep DDPs alive
+        wrapper.on_made.append(made)
+        self._removes.append(partial(wrapper.on_made.remove, made))
+        of_library = {library(k.value): k.value for k in self._models()}
+        for example in of_library.values():
+            self._removes.append(framework_of(example).on_step(self._note_step))
+        for one in kept.values():
+            self.watch(one)
+        self._expect_forwards()
+
+    def watch(self, kept: Kept) -> None:
+        """Know when a forward of an object begins, if it is a model."""
+        if kept.is_model:
+            self._watch_model(kept.value)
+
+    def unused_gradients(self) -> bool:
+        """Return whether DDPs have added up gradients that no step of an optimizer has used."""
+        adding = (d for d in self.alive() if d.reducer.phase is Phase.BACKWARD)
+        return not self.stepped and any(d.reducer.not_averaged() for d in adding)
+
+    def now_sending(self) -> Sending:
+        """Return how each DDP that has made a step sends; anew where its buckets have changed."""
+        for i, reference in enumerate(self._ddps):
+            ddp = reference()
+            if ddp is None:
+                continue
+            mark = ddp.buckets, ddp.reducer.observed, len(ddp.buffer_sync.algorithms)
+            if ddp.reducer.clock.steps and mark != self._marks[i]:
+                self._marks[i], self._sent[i] = mark, ddp.sending()
+        return list(self._sent)
+
+    def own_buffers(self) -> dict[str, list[Any]]:
+        """Return the buffers of models that the ranks may not have alike, by model."""
+        return buffers_of(k for k in self._models() if id(k.value) not in self._alike)
+
+    def committed(self, sending: Sending) -> None:
+        """Begin to observe the next step; `sending` is how the DDPs send at this commit."""
+        self.called = self.stepped = self.forwarded = False
+        self.sending, self._committed = sending, True
+        self._expect_forwards()
+
+    def alive(self) -> list[DDP]:
+        """Return the DDPs that are still in use."""
+        return [ddp for ddp in (reference() for reference in self._ddps) if ddp is not None]
+
+    def leave(self) -> list[DDP]:
+        """End the generation, without communication; return its DDPs."""
+        ddps, self._ddps = self.alive(), []
+        while self._removes:
+            self._removes.pop()()
+        return ddps
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def _note(self, ddp: DDP) -> None:
+        """Let a new DDP send as the one that was made in its turn before, and know of its steps."""
+        number, before = len(self._ddps), self.sending
+        sending = before[number] if number < len(before) and self._resumed else None
+        if sending is not None:  # the same buckets: for the same bits
+            ddp.adopt(sending)
+        self._ddps.append(ref(ddp))
+        if all(k.value is not ddp.module for k in self._kept.values()):
+            self._watch_model(ddp.module)  # a part of one: its forward is not the whole's
+        self._marks.append(None)
+        self._sent.append(sending)
+        if ddp.buffer_sync.how != "keep":
+            self._alike.add(id(ddp.module))
+        elif self._resumed and not self._committed:  # it has copied those of rank 0
+            for kept in self._models():
+                kept.set_buffers(kept.buffers)
+        if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
+            log.warning("what a communication hook has left out so far is lost with a rank")
+
+    def _note_step(self, *_: Any) -> None:
+        self.stepped = True
+
+    def _watch_model(self, model: Any) -> None:
+        remove = framework_of(model).on_forward(model, self._note_forward)
+        if remove is not None:
+            self._removes.append(remove)
+        else:
+            self._untold = True
+
+    def _note_forward(self) -> None:
+        if not self.forwarded:
+            self._save_buffers()
+            self.forwarded = True
+
+    def _expect_forwards(self) -> None:
+        """Save buffers now, if there is a model whose forwards are not told."""
+        if self._untold:
+            self._note_forward()
+
+    def _save_buffers(self) -> None:
+        for kept in self._models():
+            kept.save_buffers()
+
+    def _models(self) -> Sequence[Kept]:
+        return [kept for kept in self._kept.values() if kept.kind is MODEL]

@@ -1,0 +1,87 @@
+"""Objects of a State: every kind of them is restored from what was kept."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mpidist as md
+from mpidist import nn
+from mpidist.recovery.kept import GENERATOR, MODEL, SMALL, Kept, buffers_of
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [
+        (np.zeros(2), MODEL),
+        (nn.Linear(2, 2), MODEL),
+        (nn.SGD(nn.Linear(2, 2).parameters(), 0.1), MODEL),
+        (np.random.default_rng(0), GENERATOR),
+        (random.Random(0), GENERATOR),
+        (np.random, GENERATOR),
+        (SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None), SMALL),
+    ],
+)
+def test_kind_of_an_object(value, kind):
+    assert Kept.of("x", value, False).kind == kind
+
+
+@pytest.mark.parametrize("make", [np.random.default_rng, random.Random])
+def test_generator_goes_on_where_it_was(make):
+    kept, other = Kept.of("rng", make(1), False), Kept.of("rng", make(2), False)
+    kept.value.random()
+    other.load(kept.state())
+    assert other.value.random() == kept.value.random()
+
+
+def test_generator_of_pytorch_goes_on_where_it_was():
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    kept, other = (Kept.of("rng", torch.Generator().manual_seed(n), False) for n in (1, 2))
+    torch.rand(1, generator=kept.value)
+    other.load(kept.state())
+    again = [torch.rand(1, generator=one.value).item() for one in (kept, other)]
+    assert again[0] == again[1]
+
+
+def test_array_is_restored_in_place():
+    array = np.arange(4.0)
+    kept = Kept.of("x", array, False)
+    kept.load(np.full(4, 7.0))
+    assert (array == 7).all()
+    with pytest.raises(
+        md.InvalidArgument, match=r"x has shape \(4,\), and that of the last commit"
+    ):
+        kept.load(np.zeros(3))
+
+
+def test_optimizer_gets_its_rates_back():
+    net = nn.Linear(2, 2)
+    kept = Kept.of("optimizer", nn.Adam(net.parameters(), 0.1), False)
+    saved = kept.state()
+    kept.value.learning_rate = 3.0
+    kept.load(saved)
+    assert kept.value.learning_rate == 0.1
+    for p in net.parameters():
+        p.grad = np.ones_like(p.data)
+    Kept.of("net", net, False).forget_gradients()
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_buffers_of_a_model_come_back():
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    kept = Kept.of("net", torch.nn.BatchNorm1d(3), False)
+    assert buffers_of([Kept.of("x", np.zeros(2), False)]) == {}
+    before = buffers_of([kept])["net"]
+    kept.save_buffers()
+    for saved in (kept.buffers, before):
+        kept.value(torch.randn(4, 3))
+        assert kept.value.num_batches_tracked == 1
+        kept.set_buffers(saved)
+        assert kept.value.num_batches_tracked == 0 and not kept.value.running_mean.any()
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), np.random.default_rng(0)])
+def test_only_what_no_other_rank_has_needs_a_copy(value):
+    assert not Kept.of("x", value, False).needs_copy
+    assert Kept.of("x", value, True).needs_copy == isinstance(value, np.ndarray)
