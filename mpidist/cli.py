@@ -12,8 +12,8 @@ from .commands.main import Main
 from .errors import UnknownName
 
 COMMANDS = (
-    *("bench", "check", "completion", "demo", "explain", "export", "flight", "info", "list"),
-    *("prove", "rollcall", "run", "show", "slurm", "tune"),
+    *("bench", "calibrate", "check", "completion", "demo", "explain", "export", "flight", "info"),
+    *("list", "prove", "rollcall", "run", "show", "slurm", "tune"),
 )
 
 

@@ -6,7 +6,9 @@ time is the 10th percentile, from the last rank's begin to the last rank's end::
 
     write, barrier, probe | write, barrier, call | write, barrier, another call | …
 
-A row has the figures ``predicted_us``, and ``error``: predicted over measured time, less 1.
+A row has the figures ``predicted_us``, and ``error``: predicted over measured time, less 1.  The
+regret of "auto", which chooses by the predictions, is the time of its choice over the least, less
+1; what was fastest by luck counts as the fastest, so it is rather too large.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import numpy as np
 
 from ..backends.executor import MESSAGES
 from ..communicator.communicator import Communicator
-from ..communicator.full_calibration import FullCalibration, Turn, in_turns, tenth
+from ..communicator.full_calibration import FullCalibration, Turn, in_turns, tenth, why_not
 from ..errors import Unsupported
 from ..measure import counted, median
 from ..selection.names import NATIVE, SYMMETRIC
 from ..selection.tuning import PRIVATE
 from .candidates import memories, ours
 from .cases import Case, Workload
-from .machine import cores_here, make_header
+from .machine import make_header
 from .race import no_garbage_collection
 from .results import Results, Row
 
@@ -55,20 +57,14 @@ def predict(
     each algorithm by messages and each executor, the same on every rank.  Raise Unsupported if the
     ranks are on several nodes, share cores, or are alone: then nothing can be predicted.
     """
-    header, nodes = make_header(comm), comm.topology.num_nodes
-    if comm.size < 2 or nodes > 1:
-        ranks = f"{counted(comm.size, 'rank')} on {counted(nodes, 'node')}"
-        raise Unsupported(f"{ranks}: expected two or more on one, as times need one clock")
-    if comm.backend.crowded:
-        raise Unsupported(
-            f"{comm.size} ranks share {len(cores_here(comm))} cores: nothing can be predicted, as "
-            "times are the scheduler's; expected a core for each rank"
-        )
-    cells = _cells(comm, collectives, sizes)
+    header, reason = make_header(comm), why_not(comm)
+    if reason is not None:
+        raise Unsupported(reason)
+    full = FullCalibration(comm)
+    cells = _cells(comm, full, collectives, sizes)
     if not cells:
         raise Unsupported("nothing to predict: expected a collective that has data")
     with no_garbage_collection():
-        full = FullCalibration(comm)
         for cell in cells:
             cell.call()
         turns = [*full.turns, *map(_turn, cells)]
@@ -76,13 +72,16 @@ def predict(
     known = full.learn(times[:, : len(full.turns)])
     for cell, time in zip(cells, tenth(times[:, len(full.turns) :]).tolist()):
         cell.row.time_us = 1e6 * time
-    _add_predictions(comm, cells)
+    regrets = _add_predictions(comm, cells)
     results = Results(header, [cell.row for cell in cells], benchmark="predict")
-    results.notes += [*_summaries(cells), _noise_text(known.noise, len(times))]
+    results.notes += [*_summaries(cells), _regret_text(regrets)]
+    results.notes.append(_noise_text(known.noise, len(times)))
     return results
 
 
-def _cells(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int]) -> list[Cell]:
+def _cells(
+    comm: Communicator, full: FullCalibration, collectives: Sequence[str], sizes: Sequence[int]
+) -> list[Cell]:
     """Return the calls of every algorithm by messages, and of every executor."""
     cells = []
     for collective in collectives:
@@ -94,8 +93,9 @@ def _cells(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int])
                     symmetric, schedule = one.executor == SYMMETRIC, one.choice is not None
                     if not one.can or (memory != PRIVATE) != symmetric:
                         continue
-                    if schedule and one.executor != MESSAGES:  # by its name in shared memory
-                        continue
+                    measured = (one.name, collective) in full.kernels
+                    if schedule and one.executor != MESSAGES and not measured:
+                        continue  # by its executor's name
                     case = work.case(nbytes)
                     row = Row(collective, one.name, comm.size, 0.0, bytes=nbytes, memory=memory)
                     kind = {MESSAGES: MESSAGES, NATIVE: NATIVE}.get(one.executor, MEMORY)
@@ -103,17 +103,35 @@ def _cells(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int])
     return cells
 
 
-def _add_predictions(comm: Communicator, cells: Sequence[Cell]) -> None:
-    known: dict[tuple[str, int | None, str], dict[str, float | None]] = {}
+def _add_predictions(comm: Communicator, cells: Sequence[Cell]) -> list[float]:
+    """Add the predictions to the rows; return the regret of each choice of "auto" by them."""
+    alike: dict[tuple[str, int | None], list[Row]] = {}
     for row in (cell.row for cell in cells):
-        key = row.work, row.bytes, row.memory
-        if key not in known:
-            every = comm.explain(row.work, row.bytes or 0, memory=row.memory)[1]
-            known[key] = {one.name: one.seconds for one in every}
-        seconds = known[key][row.candidate]
-        if seconds is not None:
-            row.figures["predicted_us"] = 1e6 * seconds
-            row.figures["error"] = 1e6 * seconds / row.time_us - 1
+        alike.setdefault((row.work, row.bytes), []).append(row)
+    regrets = []
+    for (work, nbytes), rows in alike.items():
+        for memory in dict.fromkeys(row.memory for row in rows):
+            chosen, every = comm.explain(work, nbytes or 0, memory=memory)
+            seconds = {one.name: one.seconds for one in every}
+            for row in (row for row in rows if row.memory == memory):
+                predicted = seconds[row.candidate]
+                if predicted is not None:
+                    row.figures["predicted_us"] = 1e6 * predicted
+                    row.figures["error"] = 1e6 * predicted / row.time_us - 1
+            # Private ways serve symmetric arrays too.
+            able = [row for row in rows if row.memory in (memory, PRIVATE)]
+            names = chosen.name, chosen.name.partition(":")[0]
+            taken = next(row for row in able if row.candidate in names)
+            regrets.append(taken.time_us / min(row.time_us for row in able) - 1)
+    return regrets
+
+
+def _regret_text(regrets: Sequence[float]) -> str:
+    mean, most = float(np.mean(regrets)), float(np.percentile(regrets, 95))
+    return (
+        f"choices: mean regret {100 * mean:.1f} %, 95th percentile {100 * most:.0f} %, of "
+        f"{counted(len(regrets), 'call')}"
+    )
 
 
 def _turn(cell: Cell) -> Turn:

@@ -15,8 +15,8 @@ from .options import byte_count, collective_name, load_option
 
 if TYPE_CHECKING:
     from ..schedule.model import Messages
+    from ..selection.calibration import Calibration
     from ..selection.choose import Candidate
-    from ..selection.estimates import Calibration
 
 _SIZE = 1 << 20  # bytes, by default
 _SECONDS = 1.0  # of measurements for the table
@@ -45,7 +45,9 @@ _SECONDS = 1.0  # of measurements for the table
     help="Memory of the arrays; comm.empty() returns symmetric ones.",
 )
 @click.option("--device", type=click.Choice(["cuda"]), help="Arrays on a GPU, not on the host.")
-@click.option("--tuning", type=click.Path(), metavar="FILE", help="Tuning table of `mpidist tune`.")
+@click.option(
+    "--tuning", type=click.Path(), metavar="FILE", help="File of `mpidist tune` or `calibrate`."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
 def explain_command(
@@ -67,24 +69,35 @@ def explain_command(
     --device, these are the executors of arrays on a GPU.
 
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
-    what a first call tries out, else those of the calls and messages that are measured first, with
-    their noise.  With more ranks than cores there are none: those times are the scheduler's.
-    Between nodes native is assumed to take the time of the best non-hierarchical algorithm.
+    what a first call tries out, else those of the file's calibration; without one, calls and
+    messages are measured for the times, not for the choice.  They are shown with their noise.  With
+    more ranks than cores there are none: those times are the scheduler's.  Between nodes native is
+    assumed to take the time of the best non-hierarchical algorithm.
     """
     import mpidist
 
     from ..communicator.full_calibration import calibrate_fully
-    from ..communicator.layers import try_out
+    from ..communicator.layers import calibrate, try_out
+    from ..communicator.layers import known as measured
 
     if size is not None and nbytes is not None:
         raise click.UsageError("give the size once: as SIZE or as --bytes")
     nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
-    known = calibrate_fully(comm, _SECONDS) if comm.size > 1 and device is None else None
     chosen, every = comm.explain(collective, nbytes, op, memory, device=device)
     if chosen.untried:
         try_out(comm, collective, nbytes, op)
         chosen, every = comm.explain(collective, nbytes, op, memory)
+    if chosen.missing:
+        calibrate(comm)
+        chosen, every = comm.explain(collective, nbytes, op, memory)
+    _, known, _ = measured(comm)
+    if comm.size > 1 and device is None and not (known and known.kernels):
+        known = calibrate_fully(comm, _SECONDS)  # the choice would be another one by it
+        every = comm.explain(collective, nbytes, op, memory)[1]
+        times = {one.name: (one.seconds, one.basis) for one in every}
+        time, basis = times.get(chosen.name, (chosen.seconds, chosen.basis))
+        chosen = replace(chosen, seconds=time, basis=basis)
     if chosen.name not in [candidate.name for candidate in every]:
         every = [replace(chosen, why="the choice, by its full name"), *every]
     if as_json:
@@ -157,9 +170,8 @@ def _constants(known: Calibration | None) -> str:
     if known is None:
         return ""
     more = ""
-    if known.far_alpha is not None:
-        rate = _rate(known.far_beta or 0.0)
-        more = f", between nodes {known.far_alpha * 1e6:.3g} µs, {rate}"
+    if known.far is not None:
+        more = f", between nodes {known.far.alpha * 1e6:.3g} µs, {_rate(known.far.beta)}"
     if known.mapped is not None:
         near = known.mapped
         more += (
@@ -167,11 +179,12 @@ def _constants(known: Calibration | None) -> str:
             f"reads {_rate(near.read)}, stores {_rate(near.store)}, "
             f"beyond the caches {_rate(near.beyond)}"
         )
-    if known.messages is not None:
+    if known.ranks_per_node:
         return f" ± {100 * known.noise:.0f} %: {_curves(known.messages)}{more}"
+    line, combine = known.messages.one_way, known.messages.combine
     return (
-        f": α {known.alpha * 1e6:.3g} µs, β {known.beta * 1e9:.3g} ns/byte, "
-        f"γ {known.gamma * 1e9:.3g} ns/byte{more}; native is not modelled"
+        f": α {line.at(0) * 1e6:.3g} µs, β {line.slope * 1e9:.3g} ns/byte, "
+        f"γ {combine.slope * 1e9:.3g} ns/byte{more}; native is not modelled"
     )
 
 

@@ -116,26 +116,28 @@ def tune_command(
     settings = TuningSettings(collectives or known, sorted(set(sizes)), dtype, budget)
     if output is not None:
         if machine.busy and not force:
-            raise _refusal(machine, f"{output} is not written")
+            raise refusal("tune", machine, f"{output} is not written")
         return _tune(comm, settings, output, machine, force)
     return _verify(comm, settings, str(table), machine, json_file)
 
 
-def _refusal(machine: Watch, outcome: str) -> InvalidArgument:
-    """Return the error that refuses the table of a busy machine, with exit code 2."""
+def refusal(command: str, machine: Watch, outcome: str) -> InvalidArgument:
+    """Return the error that refuses the file of a busy machine, with exit code 2."""
     from ..bench.machine import BUSY, WATCHED, load_text
 
+    load = "; ".join(load_text(*node) for node in machine.busy)
     return InvalidArgument(
-        f"tune: {'; '.join(load_text(*node) for node in machine.busy)} (in {WATCHED:g} s while the "
-        f"ranks slept): expected at most {100 * BUSY:.0f} %; {outcome}, as its choices may be "
-        "slower than those without a table.  Tune on a quiet machine, or nevertheless by --force"
+        f"{command}: {load} (in {WATCHED:g} s while the ranks slept): expected at most "
+        f"{100 * BUSY:.0f} %; {outcome}, as its choices may be slower than those without a file.  "
+        "Measure on a quiet machine, or nevertheless by --force"
     )
 
 
 def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
     """Return the collectives and sizes in bytes that a table has for these ranks; collective.
 
-    Raise ConfigError if it has none for this MPI library and these ranks per node.
+    All, and no sizes, of a calibration alone.  Raise ConfigError if the file has nothing for this
+    MPI library and these ranks per node.
     """
     from ..bench.tuner import existing_table
     from ..errors import ConfigError
@@ -145,12 +147,10 @@ def _held(comm: Communicator, path: str) -> tuple[tuple[str, ...], list[int]]:
     wrong = table.why_not(comm.backend.library, tuple(map(len, comm.topology.groups)))
     if wrong:
         raise ConfigError(wrong)
-    entries = [
-        entry
-        for key, entry in table.entries.items()
-        if key.library == comm.backend.library
-        and key.ranks_per_node == tuple(map(len, comm.topology.groups))
-    ]
+    here = comm.backend.library, tuple(map(len, comm.topology.groups))
+    entries = [e for k, e in table.entries.items() if (k.library, k.ranks_per_node) == here]
+    if not entries:  # a calibration only, by which the model chooses everywhere
+        return tuple(COLLECTIVES), []
     sizes = {size for entry in entries for size in entry.times if size}
     names = {entry.key.collective for entry in entries}
     return tuple(name for name in COLLECTIVES if name in names), sorted(sizes) or [8]
@@ -181,7 +181,7 @@ def _tune(
             old.save(output)
         elif comm.rank == 0:
             Path(output).unlink(missing_ok=True)
-        raise _refusal(machine, f"{output} is as it was before")
+        raise refusal("tune", machine, f"{output} is as it was before")
     if found.table.entries:
         write(found.table)
     console = make_console()

@@ -42,9 +42,10 @@ from ..gpu.messages import GpuMessages
 from ..gpu.service import GpuExecutors, leave_all
 from ..operations import Op, find_op
 from ..schedule.registry import Choice
+from ..selection.calibration import Calibration
 from ..selection.choose import Candidate, Candidates, choose
 from ..selection.config import CollectiveConfig, switch
-from ..selection.estimates import Calibration, Estimates
+from ..selection.estimates import Estimates
 from ..selection.names import IPC, SYMMETRIC
 from ..selection.segmentation import Segmentation
 from ..selection.tuning import MEMORIES, PRIVATE, TuningTable

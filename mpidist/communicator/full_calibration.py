@@ -19,10 +19,12 @@ from ..calls.call import Call
 from ..engine.probes import SIZES, fit
 from ..engine.repeated import with_own_arrays
 from ..errors import Unsupported
+from ..measure import counted
 from ..operations import find_op
 from ..schedule.contract import COLLECTIVES
 from ..schedule.model import Curve
-from ..selection.estimates import Calibration
+from ..selection.calibration import Calibration
+from ..selection.choose import PUBLISHED
 from ..selection.names import SYMMETRIC
 from ..selection.tuning import PRIVATE
 from .communicator import Communicator
@@ -88,13 +90,15 @@ def deviation(times: np.ndarray) -> float:
 class FullCalibration:
     """The calls that calibrate a communicator fully, its `turns` for :func:`in_turns`; collective.
 
-    They may be measured beside others.
+    They may be measured beside others.  `kernels` are the candidate and collective of those that no
+    schedule of messages serves.
     """
 
     def __init__(self, comm: Communicator):
         self._comm, self._first = comm, calibrate(comm)
         calls, runs = probes(comm, _FRONT)
         self._kernels = _kernels(comm)
+        self.kernels = {(name, call.collective) for name, call, _ in self._kernels}
         small = calls[_BOUND]
         runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
         calls[_PUBLIC] = small
@@ -119,9 +123,26 @@ class FullCalibration:
             points.setdefault((name, call.collective), {})[call.nbytes] = time
         curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
         noise = deviation(times[:, :count])
+        comm = self._comm
         found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
-        learn(self._comm, found)
+        ranks_per_node = tuple(map(len, comm.topology.groups))
+        found = replace(found, library=comm.backend.library, ranks_per_node=ranks_per_node)
+        learn(comm, found)
         return found
+
+
+def why_not(comm: Communicator) -> str | None:
+    """Return why times on a communicator's ranks cannot be predicted, or None if they can."""
+    nodes = comm.topology.num_nodes
+    if comm.size < 2 or nodes > 1:
+        ranks = f"{counted(comm.size, 'rank')} on {counted(nodes, 'node')}"
+        return f"{ranks}: expected two or more on one, as times need one clock"
+    if comm.backend.crowded:
+        return (
+            f"{comm.size} ranks share cores: nothing can be predicted, as times are the "
+            "scheduler's; expected a core for each rank"
+        )
+    return None
 
 
 def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
@@ -142,7 +163,7 @@ def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
     Calibration
         The same on all ranks.
     """
-    if comm.size < 2 or comm.topology.num_nodes > 1 or comm.backend.crowded:
+    if why_not(comm) is not None:
         return calibrate(comm)
     full = FullCalibration(comm)
     return full.learn(in_turns(comm, full.turns, seconds))
@@ -160,18 +181,23 @@ def _writing(call: Call) -> Callable[[int], None]:
 
 
 def _kernels(comm: Communicator) -> list[tuple[str, Call, Turn]]:
-    """Return the name, an example, and the turn of the calls by each executor's own name."""
+    """Return the name, an example, and the turn of the calls that no schedule of messages serves.
+
+    Those by each executor's own name, and by single copies of what only moves data.
+    """
     op = find_op("sum")
     found: list[tuple[str, Call, Turn]] = []
     symmetric = comm.topology.num_nodes == 1 and comm.backend.native is not None
     pool = [comm.empty(max(KERNELS), np.uint8) for _ in range(2)] if symmetric else []
     for collective, contract in COLLECTIVES.items():
+        single = "" if contract.reduces else PUBLISHED
         for nbytes in (0,) if contract.idempotent else KERNELS:
             private = with_own_arrays(example_call(comm._place, collective, nbytes, op))
             for memory in (PRIVATE, SYMMETRIC)[: 1 + bool(pool and nbytes)]:
                 call = private if memory == PRIVATE else _within(pool, private)
                 for one in comm.explain(collective, nbytes, memory=memory)[1]:
-                    if one.choice or not one.can or (memory != PRIVATE) != (one.name == SYMMETRIC):
+                    named = one.choice is None or one.name == single
+                    if not named or not one.can or (memory != PRIVATE) != (one.name == SYMMETRIC):
                         continue
                     run = _public(comm, call, one.name)
                     try:

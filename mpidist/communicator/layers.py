@@ -12,7 +12,7 @@ from typing import Any
 from ..calls.call import Call
 from ..errors import InvalidArgument
 from ..operations import find_op
-from ..selection.estimates import Calibration
+from ..selection.calibration import Calibration
 from .communicator import Communicator
 from .explain import example_call
 

@@ -26,10 +26,10 @@ from ..calls.arrays import address
 from ..errors import CollectiveTimeout, Unsupported
 from ..measure import Messenger, add_cost, low, median, parse_size, ping_pong
 from ..operations import find_op
-from ..schedule.cost import Sharing
+from ..schedule.cost import Link, Sharing
 from ..schedule.registry import Groups
+from ..selection.calibration import Calibration
 from ..selection.config import switch
-from ..selection.estimates import Calibration
 from ..shared_memory.barrier import Barrier
 from ..shared_memory.compiled import stream
 from ..shared_memory.fold import fold_in_order
@@ -118,9 +118,8 @@ def measure_links(comm: MeasuredGroup) -> tuple[list[LinkSpeed], Calibration]:
     across = [link for link in found if not link.inside]
     gamma = float(comm.allreduce(add_cost(), op="max"))
     near = _medians(inside) if inside else (0.0, 0.0)
-    if not across or inside == across:
-        return found, Calibration(*near, gamma)
-    return found, Calibration(*near, gamma, *_medians(across))
+    far = Link(*_medians(across)) if across and inside != across else None
+    return found, Calibration.straight(*near, gamma, far)
 
 
 def _medians(links: list[LinkSpeed]) -> tuple[float, float]:
@@ -167,9 +166,8 @@ def calibrate_shortly(
     figures = np.array([*first, gamma, *across])
     _broadcast(backend, figures, deadline)
     alpha, beta, gamma, far_alpha, far_beta = figures.tolist()
-    found = Calibration(alpha, beta, gamma)
-    if far_alpha >= 0:
-        found = replace(found, far_alpha=far_alpha, far_beta=far_beta)
+    link = Link(far_alpha, far_beta) if far_alpha >= 0 else None
+    found = Calibration.straight(alpha, beta, gamma, link)
     if heap is None:
         return found
     mapped, published = _of_memory(backend, heap, gamma, deadline)

@@ -14,9 +14,9 @@ from ..calls.call import Call
 from ..calls.prepare import Prepared
 from ..errors import Unsupported
 from ..schedule.registry import find
+from ..selection.calibration import Calibration
 from ..selection.choose import Candidate, Chooser, memory_of
 from ..selection.config import CollectiveConfig
-from ..selection.estimates import Calibration
 from ..selection.names import SYMMETRIC
 from ..selection.segmentation import Segmentation
 from ..shared_memory import compiled

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ..errors import InvalidArgument
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -28,6 +30,15 @@ class Curve:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     slope: float
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        ascend = all(first < second for first, second in zip(sizes, sizes[1:]))
+        if not sizes or not ascend or len(sizes) != len(self.seconds):
+            raise InvalidArgument(
+                f"curve of {len(self.seconds)} seconds at sizes={sizes!r:.60}: expected ascending "
+                "sizes, at least one, and as many seconds"
+            )
 
     @classmethod
     def through(cls, sizes: Sequence[int], seconds: Sequence[float]) -> Curve:

@@ -16,8 +16,6 @@ from ..schedule.registry import GENERATION, Choice, Groups, algorithms, find, re
 from .config import CollectiveConfig
 from .estimates import (
     CROWDED,
-    MEASURED,
-    MODEL,
     TABLE,
     TRIED,
     TRIED_FROM,
@@ -49,7 +47,7 @@ class Candidate:
     basis : str
         Source of the expected time (tuning table or cost model), or why there is none.
     missing : tuple of str
-        Names of the calibration's constants that are still to be measured and could change this
+        Names of the calibration's parts that are still to be measured and could change this
         choice; empty if none could.
     untried : tuple of str
         Names of the candidates that the first such call will try out, and may choose among.
@@ -374,13 +372,11 @@ class Candidates:
         if self.means.crowded:
             return replace(candidate, basis=CROWDED)
         choice = candidate.choice
-        if choice is None:
-            seconds = estimates.of_executor(call, candidate.name)
-            if seconds is not None:
-                return replace(candidate, seconds=seconds, basis=MEASURED)
         choices = self.means.schedules(candidate.name) if choice is None else [choice]
-        known = [time for one in choices if (time := estimates.modelled(call, one)) is not None]
-        return replace(candidate, seconds=min(known), basis=MODEL) if known else candidate
+        expected = estimates.expected(call, candidate.name, choices)
+        if expected is None:
+            return candidate
+        return replace(candidate, seconds=expected[0], basis=expected[2])
 
     def unsupported(self, name: str, reason: str) -> Unsupported:
         """Return the error that `name` cannot serve the call; it lists the names that can."""
@@ -542,6 +538,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     call = candidates.call
     if (
         not estimates.calibrates
+        or estimates.knows_all(call)
         or candidates.nbytes < TRIED_FROM
         or place.nodes > 1
         or place.crowded
@@ -555,10 +552,16 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
         # allreduce of 4 MiB took 0.75 of the time in them, of 16 MiB 1.4; reduce_scatter 0.6, 2.2.
         rivals = candidates.means.rivals(SYMMETRIC) if call.nbytes <= TRIED_TO else ()
         return (SYMMETRIC, *filter(candidates.can, rivals))
-    names = dict.fromkeys([rule.choose, NATIVE, *candidates.means.reasons])
+    return _of_private_arrays(candidates, rule.choose)
+
+
+def _of_private_arrays(candidates: Candidates, *first: str) -> list[str]:
+    """Return the names `first`, and those of what serves private arrays without messages."""
+    names = dict.fromkeys([*first, NATIVE, *candidates.means.reasons])
     ways = [name for name in names if name != SYMMETRIC and candidates.can(name)]
     # What only moves data has no single copies of its own, but is as fast by them.
-    known = any(one.name == PUBLISHED for one in algorithms(call.collective, one_sided=True))
+    every = algorithms(candidates.call.collective, one_sided=True)
+    known = any(one.name == PUBLISHED for one in every)
     if known and SINGLE_COPY not in ways and candidates.can(PUBLISHED):
         ways.append(PUBLISHED)
     return ways
@@ -584,7 +587,8 @@ def _predicted(
     shared = rule is not None and candidates.means.schedules(rule.choose)
     levels = [] if shared or groups != estimates.groups else _two_levels(candidates)
     linked = bool(levels) and estimates.knows_links
-    rivals = levels if linked else _one_level(candidates, rule)
+    full = not candidates.means.crowded and estimates.knows_all(call)
+    rivals = levels if linked else (_every if full else _one_level)(candidates, rule)
     fastest = estimates.cheapest(call, rivals, linked)
     if fastest is not None:
         return candidates.taken(*fastest), ()
@@ -622,6 +626,25 @@ def _two_levels(candidates: Candidates) -> list[Rival]:
     waits = prior and call.collective != "barrier"
     meets = find("barrier", _by_messages("barrier")[0].choose) if waits else None
     return [Rival(name, two, prior), Rival(NATIVE, flat, not prior, meets)]
+
+
+def _every(candidates: Candidates, rule: Rule | None) -> list[Rival]:
+    """Return what can serve the call on one node; of it the model of a full calibration chooses.
+
+    Of symmetric arrays ranks know of each other only that all have them: see `Executor.rivals`.
+    """
+    prior = [] if rule is None else [rule.choose]
+    if candidates.can(SYMMETRIC):
+        names = [*prior, SYMMETRIC, *candidates.means.rivals(SYMMETRIC)]
+    else:
+        flat = [one.name for one in algorithms(candidates.call.collective) if not one.local]
+        names = [*_of_private_arrays(candidates, *prior), *flat]
+    able = [name for name in dict.fromkeys(names) if candidates.can(name)]
+    return [
+        Rival(name, [] if one is None else [one], name in prior)
+        for name in able
+        for one in [None if name in candidates.means.reasons else candidates.algorithm(name)]
+    ]
 
 
 def _one_level(candidates: Candidates, rule: Rule | None) -> list[Rival]:

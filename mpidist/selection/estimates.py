@@ -12,10 +12,11 @@ from operator import itemgetter
 from ..calls.call import Call
 from ..errors import ScheduleError
 from ..measure import format_size, format_time
+from ..operations import ANY
 from ..schedule.contract import COLLECTIVES
-from ..schedule.cost import Link, Sharing, timed
-from ..schedule.model import Curve, Messages
+from ..schedule.cost import timed
 from ..schedule.registry import GENERATION, Choice, Groups
+from .calibration import Calibration
 from .segmentation import Segmentation
 from .tuning import Key, TuningEntry, TuningTable, kind_for
 
@@ -48,17 +49,26 @@ class Model:
         few: bool = False,
         in_place: bool = False,
     ) -> float | None:
-        """Return the predicted time in seconds, for the power of two nearest to `nbytes`.
+        """Return the predicted time in seconds, on a line between the two nearest powers of two.
 
-        None for more than 16 ranks, for which `few` gives the time on fewer ranks and nodes, or if
-        the schedule cannot be simulated.  Blocks are simulated in at most 16 segments.
+        So a program whose sizes vary waits for few simulations.  None for more than 16 ranks, for
+        which `few` gives the time on fewer ranks and nodes, or if the schedule cannot be simulated.
+        Blocks are simulated in at most 16 segments.
         """
         if self._size > MOST_RANKS and not few:
             return None
-        bucket = 1 << round(math.log2(max(nbytes, 1)))
-        key = (collective, choice.name, bucket, in_place)
+        below = 1 << (max(nbytes, 1).bit_length() - 1)
+        first = self._at(collective, choice, below, in_place)
+        if nbytes <= below or first is None:
+            return first
+        second = self._at(collective, choice, 2 * below, in_place)
+        return None if second is None else first + (nbytes / below - 1) * (second - first)
+
+    def _at(self, collective: str, choice: Choice, nbytes: int, in_place: bool) -> float | None:
+        """Return the predicted time at a power of two, which is simulated once."""
+        key = (collective, choice.name, nbytes, in_place)
         if key not in self._known:
-            self._known[key] = self._simulate(collective, choice, bucket, in_place)
+            self._known[key] = self._simulate(collective, choice, nbytes, in_place)
         return self._known[key]
 
     def _simulate(
@@ -68,9 +78,7 @@ class Model:
         sharing = None if memory is None else known.sharing(memory.name)
         if memory is not None and sharing is None:
             return None
-        size, link = sum(map(len, groups)), None
-        if known.far_alpha is not None and known.far_beta is not None:
-            link = Link(known.far_alpha, known.far_beta)
+        size = sum(map(len, groups))
         count = max(choice.algorithm.block_count(size, groups=groups), 1)
         largest, nodes = -(-nbytes // count), len(groups)
         pieces, window = self._pipelining.of(choice.algorithm, size, nodes, count, largest)
@@ -80,12 +88,12 @@ class Model:
                 choice,
                 size,
                 0 if COLLECTIVES[collective].idempotent else nbytes,
-                known.messages or Messages.straight(known.alpha, known.beta, known.gamma),
+                known.messages,
                 arity=choice.arity or 2,
                 groups=groups,
                 segments=min(pieces, _MOST_PIECES),
                 window=window,
-                link=link,
+                link=known.far,
                 sharing=sharing,
                 in_place=in_place,
             ).seconds
@@ -93,42 +101,12 @@ class Model:
             return None
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The cost model's constants of one communicator.
-
-    A message of n bytes takes α + nβ seconds, or what `messages` says.  Schedules in a memory that
-    was not measured (None) have no times.
-    """
-
-    alpha: float  # per message
-    beta: float  # per byte sent
-    gamma: float  # per byte combined
-    far_alpha: float | None = None  # between nodes, if that was measured separately
-    far_beta: float | None = None
-    mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays and slots
-    published: Sharing | None = None  # memory of other processes, read by system calls
-    messages: Messages | None = None  # curves in place of α, β and γ, if they were measured
-    # Executor, collective and measured times of those that run no schedule of messages.
-    kernels: tuple[tuple[str, str, Curve], ...] = ()
-    noise: float = 0.0  # median deviation of the measured times of `messages`, over their median
-
-    def kernel(self, executor: str, collective: str) -> Curve | None:
-        """Return the times of calls that an executor serves by its own name; None if unknown."""
-        found = (curve for *key, curve in self.kernels if key == [executor, collective])
-        return next(found, None)
-
-    def sharing(self, memory: str) -> Sharing | None:
-        """Return the constants of a memory of a node, by its name in schedules."""
-        return self.published if memory == "published" else self.mapped
-
-
 TRIED = "measured, in this job"
 TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
 """Bytes from which calls are tried out, and to which: longer ones are like the longest."""
 TRIED_AHEAD = 0.95  # as AHEAD, of measured times
 
-AHEAD = 0.9
+AHEAD = 0.9  # after a full calibration TRIED_AHEAD
 """Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
 
 The model does not include other load of the processors; and candidates of similar times must not
@@ -167,6 +145,7 @@ MEASURED = "measured, by the calibration, and linear between its sizes"
 CROWDED = "none, as ranks share cores: their times are the scheduler's"
 
 _USUAL = Segmentation()
+_SHOWN = 4  # candidates in a reason; `explain` lists all
 
 
 class Estimates:
@@ -189,10 +168,15 @@ class Estimates:
         self.ranks_per_node = tuple(map(len, groups))
         self.calibrates = calibrates and sum(self.ranks_per_node) > 1
         self._pipelining = pipelining
-        self.calibration, self.model = calibration, None  # type: Calibration | None, Model | None
+        self.calibration, self.model = None, None  # type: Calibration | None, Model | None
+        filed = None if tuning is None else tuning.calibration(library, self.ranks_per_node)
+        # That of a larger communicator, from which this one was split, has no times of these ranks.
+        if calibration is None or (filed and calibration.ranks_per_node != self.ranks_per_node):
+            calibration = filed
         if calibration is not None:
             self.learn(calibration)
         self.unfit = tuning and tuning.why_not(library, self.ranks_per_node)
+        self._tuned = tuning is not None and tuning.tunes(library, self.ranks_per_node)
         self.trials: dict[Hashable, dict[str, float]] = {}  # what was tried out, by kind of call
 
     def learn(self, calibration: Calibration) -> None:
@@ -228,23 +212,24 @@ class Estimates:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of the constants of :class:`Calibration` still to be measured; empty if none is."""
+        """Names of the parts of :class:`Calibration` still to be measured; empty if none is."""
         if not self.uncalibrated:
             return ()
-        far = ("far_alpha", "far_beta") if len(self.groups) > 1 else ()
-        return "alpha", "beta", "gamma", *far
+        return ("messages", "far") if len(self.groups) > 1 else ("messages",)
 
     # -- the table ------------------------------------------------------------------------------
 
     def entry(self, call: Call, memory: str) -> tuple[TuningEntry | None, str]:
         """Return (the tuning table's entry for a call, ""), or (None, why there is none).
 
-        Without a table the reason is "".
+        Without a table of entries the reason is "".
         """
         if self.table is None:
             return None, ""
         if self.unfit:
             return None, self.unfit
+        if not self._tuned:  # the file has a calibration only
+            return None, ""
         if call.uneven_alltoall:
             return None, "uneven alltoall is not tuned: no rank knows the others' bytes"
         if call.op is not None and not call.op.builtin:
@@ -267,23 +252,25 @@ class Estimates:
     ) -> tuple[str, str] | None:
         """Return the name of the rival with the lowest predicted time, and the reason as text.
 
-        It is the same on all ranks.  None if a time is unknown, or there are fewer than two rivals.
-        With `linked` the links between nodes count most, and many ranks are scaled down.
+        It is the same on all ranks.  None if a time is unknown, or there are fewer than two rivals;
+        after a full calibration, only if that of the rules is unknown.  With `linked` the links
+        between nodes count most, and many ranks are scaled down.
         """
-        model, found = self.model, []
+        model, found, full = self.model, [], self.knows_all(call)
         if model is None or len(rivals) < 2:
             return None
         for rival in rivals:
-            times = [(self.modelled(call, one, linked), one.name) for one in rival.choices]
-            known = [(seconds, by) for seconds, by in times if seconds is not None]
-            if not known:
+            expected = self.expected(call, rival.name, rival.choices, linked)
+            if expected is None:
+                if full and not rival.prior:
+                    continue
                 return None
-            seconds, by = min(known)
+            seconds, by, _ = expected
             if rival.meets is not None:
                 seconds += model.seconds("barrier", rival.meets, 0, linked) or 0.0
             label = rival.name if by == rival.name else f"{rival.name} (as {by})"
-            counts = seconds * AHEAD if rival.prior else seconds
-            found.append((counts, seconds, label, rival.name))
+            ahead = (TRIED_AHEAD if full else AHEAD) if rival.prior else 1.0
+            found.append((seconds * ahead, seconds, label, rival.name))
         name, text = _fastest(found)
         few = f" ({self.simulated})" if linked and self.simulated else ""
         links = " with the measured links" if linked else ""
@@ -299,23 +286,44 @@ class Estimates:
         name, text = _fastest(found)
         return name, f"{what}: {text}"
 
-    def modelled(self, call: Call, choice: Choice, few: bool = False) -> float | None:
-        """Return an algorithm's time by the cost model, as `Model.seconds`; None if unknown."""
-        if self.model is None or call.uneven_alltoall:
-            return None
-        return self.model.seconds(call.collective, choice, call.nbytes, few, call.in_place)
+    def knows_all(self, call: Call) -> bool:
+        """Return whether a full calibration has the times of what can serve a call.
 
-    def of_executor(self, call: Call, executor: str) -> float | None:
-        """Return the measured time of an executor's own kernel or library call; None if unknown."""
-        if self.calibration is None or call.uneven_alltoall:
+        They are of float32, and of an even number of bytes for each rank.
+        """
+        known, op = self.calibration, call.op
+        return (
+            known is not None
+            and bool(known.kernels)
+            and known.ranks_per_node == self.ranks_per_node
+            and kind_for(call) in ("any", "float")
+            and (op is None or (op.builtin and op.grouping == ANY))
+            and call.even
+        )
+
+    def expected(
+        self, call: Call, name: str, choices: Sequence[Choice], few: bool = False
+    ) -> tuple[float, str, str] | None:
+        """Return the seconds of a candidate, what they are the time of, and their basis as text.
+
+        They are measured, of an executor's own kernel or library call, else those of the fastest of
+        the schedules `choices` by the cost model, as `Model.seconds`.  None if unknown.
+        """
+        model, known = self.model, self.calibration
+        if known is None or model is None or call.uneven_alltoall:
             return None
-        curve = self.calibration.kernel(executor, call.collective)
-        return None if curve is None else curve.at(call.nbytes)
+        curve = known.kernel(name, call.collective) if self.knows_all(call) else None
+        if curve is not None:
+            return curve.at(call.nbytes), name, MEASURED
+        kind, nbytes = call.collective, call.nbytes
+        times = [(model.seconds(kind, one, nbytes, few, call.in_place), one) for one in choices]
+        found = [(seconds, one.name) for seconds, one in times if seconds is not None]
+        return (*min(found), MODEL) if found else None
 
     @property
     def knows_links(self) -> bool:
         """Whether the links between nodes were measured separately."""
-        return self.calibration is not None and self.calibration.far_alpha is not None
+        return self.calibration is not None and self.calibration.far is not None
 
     @property
     def simulated(self) -> str:
@@ -330,7 +338,10 @@ def _fastest(found: list[tuple[float, float, str, str]]) -> tuple[str, str]:
     """Return the first name and a text on all, of (what counts, seconds, label, name)."""
     found.sort(key=itemgetter(0))
     _, least, _, name = found[0]
-    text = ", ".join(f"{label} {format_time(seconds)}" for _, seconds, label, _ in found)
+    nearest = found[:_SHOWN]
+    text = ", ".join(f"{label} {format_time(seconds)}" for _, seconds, label, _ in nearest)
+    if len(found) > _SHOWN:
+        text += f" and {len(found) - _SHOWN} more"
     if least > min(seconds for _, seconds, *_ in found):
         text += f"; the rules name {name}, and nothing is clearly faster"
     return name, text

@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..measure import counted
 from ..operations import kind_of
 from ..schedule.contract import COLLECTIVES
 from ..schedule.registry import find, reserved
+from .calibration import Calibration
 from .rules import Rule
 
 PRIVATE, SYMMETRIC = "private", "symmetric"
@@ -128,6 +129,8 @@ class TuningTable:
         Facts about the measurement, which are stored but not used.
     source : str
         Name of the table in messages, for example the file's name.
+    calibrations : iterable of Calibration
+        Full calibrations, by which the cost model chooses where no entry does.
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class TuningTable:
         entries: Iterable[TuningEntry] = (),
         about: Mapping[str, Any] | None = None,
         source: str = "given to the communicator",
+        calibrations: Iterable[Calibration] = (),
     ):
+        self.calibrations = {(one.library, one.ranks_per_node): one for one in calibrations}
         self.entries = {entry.key: entry for entry in entries}
         self.about, self.source = dict(about or {}), source
         self.checked = False  # whether a communicator has checked, and logged, that it applies
@@ -144,9 +149,18 @@ class TuningTable:
         """Return the entry of a key, or None."""
         return self.entries.get(key)
 
+    def calibration(self, library: str, ranks_per_node: tuple[int, ...]) -> Calibration | None:
+        """Return the calibration of a communicator, or None."""
+        return self.calibrations.get((library, ranks_per_node))
+
+    def tunes(self, library: str, ranks_per_node: tuple[int, ...]) -> bool:
+        """Return whether there are entries for a communicator."""
+        where = library, ranks_per_node
+        return any((key.library, key.ranks_per_node) == where for key in self.entries)
+
     def why_not(self, library: str, ranks_per_node: tuple[int, ...]) -> str | None:
         """Return why the table does not apply to a communicator, or None if it does."""
-        known = {(key.library, key.ranks_per_node) for key in self.entries}
+        known = {(key.library, key.ranks_per_node) for key in self.entries} | {*self.calibrations}
         if (library, ranks_per_node) in known:
             return None
         made = "; ".join(f"{name}, {_ranks(nodes)}" for name, nodes in sorted(known)) or "nothing"
@@ -154,17 +168,20 @@ class TuningTable:
         return f"the tuning table {self.source} does not apply: it is for {made}; this is {here}"
 
     def merged(self, newer: TuningTable) -> TuningTable:
-        """Return a table with the entries of both; for equal keys those of `newer`."""
+        """Return a table with all of both; for equal keys what `newer` has."""
         entries = [*self.entries.values(), *newer.entries.values()]
-        return TuningTable(entries, newer.about, self.source)
+        known = [*self.calibrations.values(), *newer.calibrations.values()]
+        return TuningTable(entries, self.about | newer.about, self.source, known)
 
     # -- as a document --------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Return the table as a JSON object, with times in microseconds."""
+        """Return the table as a JSON object: entries in microseconds, calibrations in seconds."""
         lines = [json.dumps(_write(self.entries[key])) for key in sorted(self.entries)]
+        known = [json.dumps(asdict(self.calibrations[key])) for key in sorted(self.calibrations)]
         head = json.dumps({"mpidist_tuning": FORMAT, "about": self.about})[:-1]
-        return head + ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+        calibrated = ', "calibrations": [\n' + ",\n".join(known) + "\n]" if known else ""
+        return head + calibrated + ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
 
     @classmethod
     def from_json(cls, text: str, source: str = "a tuning table") -> TuningTable:
@@ -186,8 +203,14 @@ class TuningTable:
         if not isinstance(entries, list):
             raise ConfigError(f"{source}: 'entries' is {entries!r:.60}: expected a list")
         read = [_read(entry, f"{source}: entry {i}") for i, entry in enumerate(entries)]
-        about = content.get("about")
-        return cls(read, about if isinstance(about, dict) else {}, source)
+        about, parts = content.get("about"), content.get("calibrations", [])
+        if not isinstance(parts, list):
+            raise ConfigError(f"{source}: 'calibrations' is {parts!r:.60}: expected a list")
+        known = [
+            Calibration.from_json(part, f"{source}: calibration {i}")
+            for i, part in enumerate(parts)
+        ]
+        return cls(read, about if isinstance(about, dict) else {}, source, known)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> TuningTable:

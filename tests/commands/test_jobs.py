@@ -364,6 +364,37 @@ def test_tune_explain_and_verify(tmp_path):
     assert any("measured for 8 to " in candidate["basis"] for candidate in told["candidates"])
 
 
+@pytest.mark.long
+def test_calibrate_explain_tune_and_verify(tmp_path):
+    """By its file "auto" chooses the least of the times that explain prints; a table joins it."""
+    if len(os.sched_getaffinity(0)) < 2:
+        text = mpidist("calibrate", cwd=tmp_path, status=2)
+        assert "2 ranks share cores" in text
+        return
+    done = ("calibrate", "--budget", "1s", "-o", "m.json", "--force")
+    text = mpidist(*done, cwd=tmp_path)
+    assert "written to m.json" in text and re.search(r"^ *1M +\d", text, re.MULTILINE)
+    explain = ("explain", "allgather", "--bytes", "64K", "--tuning", "m.json", "--json")
+    text = mpidist(*explain, cwd=tmp_path)
+    told, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    able = [one for one in told["candidates"] if one["can"]]
+    times = {one["algorithm"] or one["executor"]: one["expected_s"] for one in able}
+    assert told["why"].startswith("cost model: ") and None not in times.values()
+    assert times[told["choice"]] <= min(times.values()) / 0.95
+    assert told["calibration"] == json.loads((tmp_path / "m.json").read_text())["calibrations"][0]
+    tuned = ("tune", "barrier", "--budget", "1s", "-o", "m.json", "--force")
+    assert "written to m.json" in mpidist(*tuned, cwd=tmp_path)
+    content = json.loads((tmp_path / "m.json").read_text())
+    assert [entry["collective"] for entry in content["entries"]] == ["barrier"]
+    assert content["calibrations"] == [told["calibration"]]
+    mpidist(*done, cwd=tmp_path)
+    again = json.loads((tmp_path / "m.json").read_text())
+    assert again["entries"] == content["entries"] and len(again["calibrations"]) == 1
+    mpidist(*done[:4], "new.json", "--force", cwd=tmp_path)
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "3s", "--verify", "new.json")
+    assert "regret of auto" in mpidist(*verify, cwd=tmp_path)
+
+
 @pytest.fixture
 def busy_loops():
     """Keep every core busy."""

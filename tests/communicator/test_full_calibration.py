@@ -42,4 +42,4 @@ def test_calibrate_fully_is_the_same_on_all_ranks_and_predicts_messages():
     assert found == other and found.kernels == () and found.noise >= 0
     assert found.messages.call > 0 and found.messages.both_ways.at(8) > 0
     assert times["ring"] > found.messages.call
-    assert run_simulated(1, calibrate_fully)[0].messages is None
+    assert run_simulated(1, calibrate_fully)[0].ranks_per_node == ()

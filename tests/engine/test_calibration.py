@@ -13,9 +13,11 @@ def test_calibrate_speeds_are_positive_and_alike():
     assert add_cost(1 << 16) > 0
     found = run_simulated(3, calibrate)
     assert found[0] == found[1] == found[2]
-    assert found[0].alpha > 0 and found[0].beta >= 0 and found[0].gamma > 0
-    assert run_simulated(1, calibrate)[0].alpha == 0
+    line, combine = found[0].messages.one_way, found[0].messages.combine
+    assert line.at(0) > 0 and line.slope >= 0 and combine.slope > 0
+    assert run_simulated(1, calibrate)[0].messages.one_way.at(0) == 0
     (link,), near = run_simulated(3, measure_links)[2]
-    assert link.inside and near.alpha == link.alpha > 0 and near.gamma > 0
+    assert link.inside and near.messages.one_way.at(0) == link.alpha > 0
+    assert near.messages.combine.slope > 0 and near.far is None
     times = run_simulated(3, lambda comm: ping_pong(comm, 2, 8, repeat=3, first=1))
     assert times[0] == 0 and times[1] > 0

@@ -11,9 +11,10 @@ from mpidist.calls.call import Call
 from mpidist.engine import trial
 from mpidist.operations import OPS, find_op
 from mpidist.schedule.registry import find
+from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidates, Means, choose
 from mpidist.selection.config import CollectiveConfig
-from mpidist.selection.estimates import TRIED_TO, Calibration, Estimates
+from mpidist.selection.estimates import TRIED_TO, Estimates
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable
 
 ONE_NODE = ((0, 1),)
@@ -174,7 +175,11 @@ def test_a_way_that_cannot_serve_is_not_taken():
         (call_of((16 << 10) - 1), {}, {}),
         (call_of(64 << 10, op=find_op(np.fmax)), {}, {}),
         (call_of(64 << 10), {"symmetric": None, "staged": "no memory"}, {}),
-        (call_of(64 << 10), {"native": "not today"}, {"calibration": Calibration(1, 1, 1)}),
+        (
+            call_of(64 << 10),
+            {"native": "not today"},
+            {"calibration": Calibration.straight(1, 1, 1)},
+        ),
         (call_of(64 << 10), {"staged": "no memory", "single_copy": "no memory"}, {}),
         (call_of(64 << 10), {"crowded": True}, {}),
         (call_of(64 << 10), {}, {"calibrates": False}),

@@ -8,13 +8,14 @@ import pytest
 from mpidist import CollectiveConfig, Op, run_simulated
 from mpidist.errors import Unsupported
 from mpidist.operations import find_op
-from mpidist.schedule.cost import Sharing
+from mpidist.schedule.cost import Link, Sharing
 from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
+from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidates, choose, why_not
-from mpidist.selection.estimates import Calibration, Rival
+from mpidist.selection.estimates import Rival
 from mpidist.selection.tuning import Key
-from tests.support.choices import KNOWN, MEANS, advised, call_for, chosen, means_of, table
+from tests.support.choices import KNOWN, MEANS, advised, call_for, chosen, full, means_of, table
 
 
 def test_precedence():
@@ -78,7 +79,7 @@ def test_symmetric_memory_has_entries_of_its_own():
 
 def test_calibrated_cost_model_chooses():
     """With a latency of 10 ms recursive doubling stays ahead far above the shipped threshold."""
-    slow = Calibration(1e-2, 1e-9, 1e-10)
+    slow = Calibration.straight(1e-2, 1e-9, 1e-10)
     call = call_for(1 << 18)
     assert chosen(None, call).name == "ring"
     candidate = chosen(None, call, calibration=slow)
@@ -102,6 +103,70 @@ def test_the_cheapest_of_all_that_can_serve():
     assert candidate.name == "staged" and candidate.why.startswith("shipped rule: ")
 
 
+NATIVE = ("native", "allreduce")
+
+
+def test_a_full_calibration_chooses_among_all_that_can_serve():
+    """The library's own and kernels too, in place of rules and trials; messages by their curves."""
+    call, able = call_for(1 << 14), means_of(staged=None)
+    quick = full({NATIVE: 1e-6, ("staged", "allreduce"): 2e-6})
+    candidate = chosen(None, call, means=able, calibration=quick, calibrates=True)
+    assert candidate.name == "native" and candidate.why.startswith("cost model: native 1.0")
+    assert not candidate.untried and "staged 2.0" in candidate.why
+    slow = full({NATIVE: 1.0, ("staged", "allreduce"): 2.0})
+    candidate = chosen(None, call, means=able, calibration=slow)
+    estimates = advised(None, calibration=slow)
+    flat = [one for one in Candidates(call, able).every() if one.can and one.choice]
+    times = {one.name: estimates.expected(call, one.name, [one.choice])[0] for one in flat}
+    assert candidate.choice is not None and times[candidate.name] == min(times.values())
+    assert candidate.why.endswith(f" and {len(flat) - 4} more"), "two levels are on several nodes"
+    assert chosen(None, call, means=means_of(), calibration=quick).name == "native"
+
+
+def test_a_full_calibration_leaves_what_the_rules_name_where_it_is_close():
+    able = means_of(staged=None)
+    for native, name in ((0.96e-6, "staged"), (0.94e-6, "native")):
+        known = full({NATIVE: native, ("staged", "allreduce"): 1e-6})
+        assert chosen(None, call_for(64), means=able, calibration=known).name == name
+
+
+def test_a_full_calibration_of_symmetric_arrays_compares_what_ranks_know_of_each_other():
+    kernels = {NATIVE: 1e-9, ("symmetric", "allreduce"): 3e-6, ("staged", "allreduce"): 1e-6}
+    able = means_of(symmetric=None, staged=None)
+    assert chosen(None, call_for(1 << 16), means=able, calibration=full(kernels)).name == (
+        "symmetric"
+    ), "the call may be in place on some ranks"
+    apart = replace(able, rivals=lambda name: ("staged",) if name == "symmetric" else ())
+    assert chosen(None, call_for(1 << 16), means=apart, calibration=full(kernels)).name == "staged"
+
+
+@pytest.mark.parametrize(
+    ("how", "call", "means"),
+    [
+        ({}, call_for(64, dtype="int32"), {}),
+        ({}, call_for(64, dtype="float16"), {}),
+        ({}, call_for(64, Op(np.fmax, name="largest")), {}),
+        ({}, call_for(64, find_op("sum", order="tree")), {}),
+        ({}, call_for(64), {"crowded": True}),
+        ({"ranks_per_node": (2,)}, call_for(64), {}),
+        ({"kernels": ()}, call_for(64), {}),
+    ],
+    ids=["int", "half", "a user's function", "tree", "crowded", "other ranks", "not full"],
+)
+def test_a_full_calibration_says_nothing_of_other_calls(how, call, means):
+    known = replace(full({NATIVE: 1e-9, ("staged", "allreduce"): 1e-6}), **how)
+    able = replace(means_of(staged=None), **means)
+    with_it = chosen(None, call, means=able, calibration=known)
+    assert with_it == chosen(None, call, means=able)
+    assert with_it.why.startswith("shipped rule: "), with_it
+
+
+def test_a_full_calibration_without_the_time_of_the_rules_choice_does_not_choose():
+    able = means_of(staged=None)
+    candidate = chosen(None, call_for(64), means=able, calibration=full({NATIVE: 1e-9}))
+    assert candidate.name == "staged" and candidate.why.startswith("shipped rule: ")
+
+
 @pytest.mark.parametrize("prior", ["ring", "direct"])
 def test_what_the_rules_name_stands_where_it_is_close(prior):
     """Ring and direct take equally long; linear takes several times that."""
@@ -112,12 +177,13 @@ def test_what_the_rules_name_stands_where_it_is_close(prior):
         rivals = [Rival(n, [find("allreduce", n)], n == "linear") for n in names]
         assert estimates.cheapest(call, rivals)[0] != "linear"
     assert estimates.cheapest(call, rivals[:1]) is None
-    wide = advised(None, ((0, 1),), calibration=Calibration(1e-5, 1e-9, 0.0))
+    wide = advised(None, ((0, 1),), calibration=Calibration.straight(1e-5, 1e-9, 0.0))
     rivals = [Rival(n, [find("allreduce", n)], n == "ring") for n in ("recursive_doubling", "ring")]
     name, why = wide.cheapest(call_for(1 << 16, size=2), rivals)
     assert name == "ring" and why.endswith("; the rules name ring, and nothing is clearly faster")
 
 
+FAR = Calibration.straight(1e-6, 3e-10, 1e-10, Link(1e-4, 8e-9))
 NODES = tuple(tuple(range(8 * k, 8 * k + 8)) for k in range(8))
 
 
@@ -127,8 +193,8 @@ def test_measured_links_decide_between_nodes(groups):
 
     Where it is close, what the shipped rules name stands.
     """
-    slow = Calibration(1.5e-6, 3e-10, 1e-10, 138e-6, 8.6e-9)
-    alike = Calibration(1.5e-6, 3e-10, 1e-10, 1.6e-6, 3.1e-10)
+    slow = Calibration.straight(1.5e-6, 3e-10, 1e-10, Link(138e-6, 8.6e-9))
+    alike = Calibration.straight(1.5e-6, 3e-10, 1e-10, Link(1.6e-6, 3.1e-10))
     call, means = call_for(1 << 16, size=sum(map(len, groups))), means_of(groups)
     two = "hierarchical" if len(groups) > 2 else "hierarchical/direct/recursive_doubling"
     for known, name in ((slow, two), (alike, "native"), (None, two)):
@@ -201,7 +267,7 @@ def test_unknown_executor():
     assert not {w.name: w for w in Candidates(call, unable).every()}["lanes"].can
 
 
-@pytest.mark.parametrize("calibration", [None, KNOWN, Calibration(1e-6, 3e-10, 1e-10, 1e-4, 8e-9)])
+@pytest.mark.parametrize("calibration", [None, KNOWN, FAR])
 @pytest.mark.parametrize("groups", [((0, 1, 2, 3),), ((0, 1), (2, 3))])
 @pytest.mark.parametrize("native", [None, "there is no native here"])
 @pytest.mark.parametrize("tuned", [None, "ring", "hierarchical"])
@@ -231,8 +297,8 @@ def test_each_algorithm_is_asked_once(collective, tuned, native, groups, calibra
 
 
 def test_a_choice_says_which_constants_it_lacks():
-    near = ("alpha", "beta", "gamma")
-    far = (*near, "far_alpha", "far_beta")
+    near = ("messages",)
+    far = (*near, "far")
     two, call = ((0, 1), (2, 3)), call_for(16)
     without = "there is no native here"
 

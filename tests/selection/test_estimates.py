@@ -7,23 +7,28 @@ import pytest
 
 from mpidist import run_simulated
 from mpidist.errors import DeadlockError
-from mpidist.schedule.cost import Sharing, cost
+from mpidist.schedule.cost import Link, Sharing, cost
 from mpidist.schedule.registry import find
+from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidate, Candidates
-from mpidist.selection.estimates import MODEL, MOST_RANKS, Calibration, Estimates, Model
+from mpidist.selection.estimates import MEASURED, MODEL, MOST_RANKS, Estimates, Model
 from mpidist.selection.segmentation import Segmentation
-from tests.support.choices import KNOWN, call_for, means_of
+from mpidist.selection.tuning import TuningTable
+from tests.support.choices import KNOWN, call_for, full, means_of
 
 
 def test_predicted_times():
     model = Model(KNOWN, ((0, 1, 2, 3),), Segmentation())
     ring = find("allreduce", "ring")
     exact = cost("allreduce", ring, 4, 1 << 16, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
-    assert model.seconds("allreduce", ring, 65_000) == exact, "rounded to a power of two"
+    assert model.seconds("allreduce", ring, 1 << 16) == exact
+    half = cost("allreduce", ring, 4, 1 << 15, alpha=1e-5, beta=1e-9, gamma=1e-10).seconds
+    between = model.seconds("allreduce", ring, 3 << 14)
+    assert between == pytest.approx((exact + half) / 2), "between two powers of two"
     assert model.seconds("barrier", find("barrier", "dissemination"), 0) == pytest.approx(2e-5)
     many = Model(KNOWN, (tuple(range(MOST_RANKS + 1)),), Segmentation())
     assert many.seconds("allreduce", ring, 8) is None
-    apart = Model(Calibration(1e-5, 0, 0, 1e-3, 0), ((0, 1), (2, 3)), Segmentation())
+    apart = Model(Calibration.straight(1e-5, 0, 0, Link(1e-3, 0)), ((0, 1), (2, 3)), Segmentation())
     assert apart.seconds("allreduce", ring, 8) > 1e-3
 
 
@@ -70,7 +75,29 @@ def test_communicators_of_one_shape_share_their_predictions():
         Estimates("a library", groups, True, KNOWN) for groups in (two, two, three)
     )
     assert first.model is second.model is not other.model
-    assert Estimates("a library", two, True, replace(KNOWN, alpha=1.0)).model is not first.model
+    assert (
+        Estimates("a library", two, True, replace(KNOWN, far=Link(1.0, 0.0))).model
+        is not first.model
+    )
+
+
+def test_the_calibration_of_a_file_is_that_of_its_ranks():
+    """Kernels of four ranks say nothing of two, but their messages do."""
+    four, two = full({("native", "allreduce"): 1e-6}), full({("native", "allreduce"): 2e-6}, (2,))
+    table = TuningTable(calibrations=[four, two])
+    call, ring = call_for(64), find("allreduce", "ring")
+    assert Estimates("simulated", ((0, 1, 2, 3),), tuning=table).calibration is four
+    assert Estimates("simulated", ((0, 1),), tuning=table, calibration=four).calibration is two
+    alone = TuningTable(calibrations=[four])
+    split = Estimates("simulated", ((0, 1),), tuning=alone, calibration=four)
+    assert split.calibration is four and not split.knows_all(call)
+    assert split.expected(call, "native", []) is None
+    assert split.expected(call, "ring", [ring])[2] == MODEL
+    for other in (Estimates("another", ((0, 1, 2, 3),), tuning=table), split):
+        assert other.unfit and "does not apply" in other.unfit
+    whole = Estimates("simulated", ((0, 1, 2, 3),), tuning=table)
+    assert whole.entry(call, "private") == (None, ""), "there are no entries to speak of"
+    assert whole.expected(call, "native", []) == (1e-6, "native", MEASURED)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -175,7 +175,8 @@ def test_calibration_is_short_and_the_same_everywhere(comm, made):
     assert min(slowest) < LIMIT * LOADED, slowest
     assert comm.allgather_object(found) == [found] * comm.size
     if comm.size > 1:
-        assert 0 < found.alpha < 1e-2 and 0 <= found.beta < 1e-6 and 0 < found.gamma < 1e-6
+        line, combine = found.messages.one_way, found.messages.combine
+        assert 0 < line.at(0) < 1e-2 and 0 <= line.slope < 1e-6 and 0 < combine.slope < 1e-6
         every = [one for one in tuned.explain("allreduce", 1 << 20)[1] if one.choice]
         assert any(one.seconds for one in every) is not tuned.backend.crowded
         assert any(one.basis == CROWDED for one in every) is tuned.backend.crowded
@@ -206,7 +207,7 @@ def test_calibration_of_shared_memory(comm, made, monkeypatch):
     assert less.mapped is not None and less.published is None
     monkeypatch.setattr(tuned._service.heap, "empty", lambda *_: refuse_memory())
     least = calibrate(tuned)
-    assert least.mapped is least.published is None and least.alpha > 0
+    assert least.mapped is least.published is None and least.messages.one_way.at(0) > 0
 
 
 @pytest.mark.one_node

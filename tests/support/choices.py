@@ -1,13 +1,17 @@
 """Calls, tables and means to choose from, for tests of the choice and what it stands on."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from mpidist import CollectiveConfig
 from mpidist.calls.call import Call
 from mpidist.operations import OPS
+from mpidist.schedule.model import Curve
 from mpidist.schedule.registry import find
+from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidates, Means, choose
-from mpidist.selection.estimates import Calibration, Estimates
+from mpidist.selection.estimates import Estimates
 from mpidist.selection.tuning import Key, TuningEntry, TuningTable
 
 KEY = Key("simulated", (4,), "float", "allreduce", "private")
@@ -63,4 +67,11 @@ def chosen(tuning, call, algorithm="auto", config=None, means=MEANS, **more):
     return choose(candidates, algorithm, config, advised(tuning, **more))
 
 
-KNOWN = Calibration(1e-5, 1e-9, 1e-10)
+KNOWN = Calibration.straight(1e-5, 1e-9, 1e-10)
+
+
+def full(kernels, ranks_per_node=(4,), **more):
+    """A full calibration: `kernels` maps the name of an executor and a collective to a time."""
+    curves = tuple((*key, Curve.line(seconds, 0.0)) for key, seconds in kernels.items())
+    known = replace(KNOWN, kernels=curves, library="simulated", ranks_per_node=ranks_per_node)
+    return replace(known, **more)
