@@ -150,8 +150,9 @@ class Communicator:
         Transport of the messages.
     config : CollectiveConfig, optional
         Strategies, thresholds and the deadline.
-    segment_bytes : int
-        Blocks longer than this many bytes are pipelined in segments.
+    segment_bytes : int, optional
+        Blocks longer than this many bytes are pipelined in segments; by default 1 MiB, on two
+        ranks 4 MiB.
     window : int
         Number of segments pending at a time.
     debug : bool, optional
@@ -185,14 +186,15 @@ class Communicator:
         backend: Backend,
         config: CollectiveConfig | None = None,
         *,
-        segment_bytes: int = Segmentation.segment_bytes,
+        segment_bytes: int | None = None,
         window: int = Segmentation.window,
         debug: bool | None = None,
         tuning: TuningTable | None = None,
         calibrate: bool | Calibration | None = None,
     ):
-        for name, value in (("segment_bytes", segment_bytes), ("window", window)):
-            arguments.whole(name, value, 1, f"rank {backend.rank}: ")
+        arguments.whole("window", window, 1, f"rank {backend.rank}: ")
+        if segment_bytes is not None:
+            arguments.whole("segment_bytes", segment_bytes, 1, f"rank {backend.rank}: ")
         config = config or CollectiveConfig()
         config.check_size(backend.size, backend.rank)
         self._backend, self._place = complete(backend), Caller(backend.rank, backend.size)

@@ -77,7 +77,7 @@ _PROBES: dict[str, tuple[Callable[[int, int], Iterator[Round]], bool, bool]] = {
     "fold": (_fold, False, True),
     "fold apart": (_fold, True, True),
     "pair": (_pair, False, False),
-    "strands": (_strands, False, False),
+    "strands": (_strands, False, True),
 }
 
 Key = tuple[str, int]  # a probe and its bytes
@@ -119,13 +119,17 @@ def fit(seconds: Mapping[Key, float], front: float) -> Messages:
     again, back = (of("shift 3") - of("shift")) / 2, (of("ping 3") - of("ping")) / 2
     call = max(float(of("shift")[0] - again[0]), 0.0)
     further = max(seconds["pair", small] - seconds["ping", small], 0.0)
-    strands = seconds["strands", small] - seconds["shift", small] - further
+    # Without what strands cost, the second half waits for the port, not for the first's latency.
+    both = curve(of("shift") - call)
+    overlap = max(both.at(0) - further, 0.0)
+    halves = np.array([call + 2 * both.at(nbytes / 2) - overlap for nbytes in sizes])
+    strand = Curve.through([n // 2 for n in sizes], ((of("strands") - halves) / 2).tolist())
     return Messages(
         call=call + front,
-        strand=max(strands, 0.0) / 2,
+        strand=strand,
         further=further,
         one_way=curve(of("ping") - call),
-        both_ways=curve(of("shift") - call),
+        both_ways=both,
         one_way_written=curve(back),
         both_ways_written=curve(again),
         combine=curve(of("fold") - of("shift")),

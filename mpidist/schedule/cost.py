@@ -167,7 +167,8 @@ class TimedMachine(Machine):
         self.bytes_read, self.bytes_stored = [0] * self.size, [0] * self.size
         proof = self.run()
         seconds = self.messages.call + max(self.now, self.ends)
-        seconds += max(self.opened) * self.messages.strand
+        strand, both = self.messages.strand, zip(self.opened, self.bytes_sent)
+        seconds += max(n and n * strand.at(nbytes / n) for n, nbytes in both)
         sent, between = tuple(self.bytes_sent), tuple(self.bytes_between)
         read, stored = tuple(self.bytes_read), tuple(self.bytes_stored)
         return Cost(seconds, sum(sent), sent, between, read, stored, proof)

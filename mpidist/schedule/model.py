@@ -80,8 +80,9 @@ class Messages:
     ----------
     call : float
         Seconds of a call, beside its rounds.
-    strand : float
-        Seconds of each strand of a ``parallel``.
+    strand : Curve
+        Seconds of each strand of a ``parallel``, over the bytes that the rank sends in it: those of
+        messages of one rank that are in flight together disturb each other.
     further : float
         Seconds for which a message occupies the port of its rank, beside its bytes.  The rest of
         the seconds of no bytes is latency: that of one message overlaps with the next one.
@@ -99,7 +100,7 @@ class Messages:
     """
 
     call: float
-    strand: float
+    strand: Curve
     further: float
     one_way: Curve
     both_ways: Curve
@@ -114,7 +115,7 @@ class Messages:
     def straight(cls, alpha: float, beta: float, gamma: float) -> Messages:
         """Return the model of papers: α + nβ for each message and nγ to combine, all else free."""
         line, combine, free = Curve.line(alpha, beta), Curve.line(0.0, gamma), Curve.line(0.0, 0.0)
-        return cls(0.0, 0.0, alpha, line, line, line, line, combine, combine, free, False)
+        return cls(0.0, free, alpha, line, line, line, line, combine, combine, free, False)
 
     def message(self, nbytes: int, both_ways: bool, written: bool) -> tuple[float, float]:
         """Return the seconds until a message has arrived, and until its ports are free."""

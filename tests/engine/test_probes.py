@@ -21,7 +21,7 @@ def line(first, slope):
 
 MODEL = Messages(
     call=10.0,
-    strand=3.0,
+    strand=Curve.through([n // 2 for n in FEW], [3.0, 3.5, 90.0]),
     further=1.0,
     one_way=line(4.0, 1e-3),
     both_ways=line(6.0, 2e-3),

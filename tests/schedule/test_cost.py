@@ -303,7 +303,7 @@ def test_wrong_schedules_in_shared_memory_have_no_cost():
 # Each term shows in a decimal place of its own.
 MEASURED = Messages(
     call=1000.0,
-    strand=0.0,
+    strand=Curve.line(0.0, 0.0),
     further=0.0,
     one_way=Curve.line(0.0, 1.0),
     both_ways=Curve.line(0.0, 2.0),
@@ -345,6 +345,54 @@ def test_timed_latency_of_a_fan_overlaps_and_its_bytes_do_not():
     assert timed("broadcast", "linear", 4, 100, all_of_it).seconds == 3 * (10 + 100)
 
 
+# What LogGOPSim (commit 76451de of its repository) printed for `mpidist export goal COLLECTIVE
+# ALGORITHM --ranks P --bytes 1M`, with the parameters in the head of that file for alpha = 10 us,
+# beta = 1 ns and gamma = 0 (-L 10000 -o 0 -g 0 -G 1 -O 0): the last finishing time in ns.
+ONE_MESSAGE_A_ROUND = {
+    ("allreduce", "ring", 5): 1757720,
+    ("allreduce", "ring", 8): 1974994,
+    ("allreduce", "rabenseifner", 8): 1895002,
+    ("allreduce", "recursive_doubling", 8): 3175725,
+    ("allgather", "bruck", 5): 868859,
+    ("allgather", "bruck", 8): 947501,
+    ("allgather", "ring", 6): 923810,
+    ("alltoall", "pairwise", 5): 878858,
+    ("alltoall", "bruck", 8): 1602861,
+    ("broadcast", "chain", 5): 4234300,
+    ("broadcast", "binomial", 8): 3175725,
+    ("reduce", "binomial", 8): 3175725,
+    ("reduce_scatter", "recursive_halving", 8): 947501,
+    ("reduce_scatter", "ring", 7): 958776,
+    ("scan", "chain", 5): 4234300,
+    ("barrier", "dissemination", 6): 30000,
+}
+FANS = {
+    ("gather", "linear", 5): 848856,
+    ("broadcast", "linear", 5): 4204300,
+    ("broadcast", "tree", 9): 4224300,
+}
+# LogGOPSim takes G for all bytes of a message but the first.
+CLOSE = 1e-5
+
+
+@pytest.mark.parametrize(("collective", "name", "size"), ONE_MESSAGE_A_ROUND)
+def test_one_message_a_round_takes_the_time_of_loggopsim(collective, name, size):
+    expected = ONE_MESSAGE_A_ROUND[collective, name, size]
+    nbytes = 0 if collective == "barrier" else 1 << 20
+    found = cost(collective, name, size, nbytes, alpha=1e-5, beta=1e-9).seconds
+    assert found == pytest.approx(1e-9 * expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("collective", "name", "size"), [*ONE_MESSAGE_A_ROUND, *FANS])
+def test_a_fan_whose_latencies_overlap_takes_the_time_of_loggopsim(collective, name, size):
+    """With o = 0 no part of alpha occupies a port; by `cost` all of it does."""
+    model = replace(Messages.straight(1e-5, 1e-9, 0.0), further=0.0)
+    nbytes = 0 if collective == "barrier" else 1 << 20
+    found = timed(collective, name, size, nbytes, model).seconds
+    expected = (ONE_MESSAGE_A_ROUND | FANS)[collective, name, size]
+    assert found == pytest.approx(1e-9 * expected, rel=CLOSE)
+
+
 def test_timed_strands_combine_when_no_message_keeps_the_processor():
     """Two halves: two messages and two combinations, one after the other, or overlapping."""
     model = replace(MEASURED, call=0.0, combine_apart=Curve.line(0.0, 2.0))
@@ -353,8 +401,9 @@ def test_timed_strands_combine_when_no_message_keeps_the_processor():
     assert busy == 2 * 50 + 2 * 100
     free = timed("reduce", "binomial", 2, 100, replace(model, occupies=False), **halves).seconds
     assert free == 50 + 2 * 100, "the second message comes during the first combination"
-    strands = timed("reduce", "binomial", 2, 100, replace(model, strand=7.0), **halves).seconds
-    assert strands == busy + 2 * 7
+    more = replace(model, strand=Curve.line(7.0, 0.5))
+    strands = timed("reduce", "binomial", 2, 100, more, **halves).seconds
+    assert strands == busy + 2 * (7 + 50 * 0.5), "of 50 bytes that rank 1 sends in each"
 
 
 def test_timed_negative_bytes_are_refused():

@@ -26,10 +26,10 @@ def test_a_line_is_the_model_of_papers():
             assert seconds == busy == pytest.approx(2e-6), "latency occupies the port"
     for apart in (False, True):
         assert messages.combining(1000, apart) == pytest.approx(1e-7)
-    assert messages.call == messages.strand == messages.copy.at(1 << 20) == 0
+    assert messages.call == messages.strand.at(1 << 20) == messages.copy.at(1 << 20) == 0
 
 
 def test_the_latency_of_a_message_does_not_occupy_its_port():
     line, free = Curve.line(5.0, 1.0), Curve.line(0.0, 0.0)
-    messages = Messages(0.0, 0.0, 2.0, line, line, line, line, free, free, free)
+    messages = Messages(0.0, free, 2.0, line, line, line, line, free, free, free)
     assert messages.message(10, both_ways=False, written=False) == (15.0, 12.0)

@@ -34,7 +34,10 @@ def test_segments_follow_each_other_along_a_chain(segments):
 def test_how_blocks_are_cut():
     tree, ring = (find("allreduce", name).algorithm for name in ("binomial", "ring"))
     lanes = find("allreduce", "hierarchical").algorithm
-    cut = Segmentation(1 << 20, 4)
+    cut = Segmentation(window=4)
+    assert cut.of(tree, 2, 1, 1, 4 << 20) == (1, 4), "nobody passes it on"
+    assert cut.of(tree, 2, 1, 1, 16 << 20) == (4, 4)
+    assert Segmentation(1 << 20).of(tree, 2, 1, 1, 4 << 20) == (4, 4), "as the user asks"
     assert cut.of(tree, 4, 1, 1, 4 << 20) == (4, 4)
     assert cut.of(tree, 4, 1, 1, (4 << 20) + 1) == (5, 4)
     assert cut.of(ring, 4, 1, 4, 4 << 20) == (1, 4), "a block per rank stays whole"
