@@ -1,5 +1,6 @@
 """The full calibration under mpiexec: curves of what no schedule of messages serves."""
 
+import numpy as np
 import pytest
 
 from mpidist.communicator.full_calibration import KERNELS, calibrate_fully
@@ -37,3 +38,28 @@ def test_several_nodes_have_no_curves(comm):
     nodes = on_nodes(comm, 2)
     assert calibrate_fully(nodes, 0.0).kernels == ()
     nodes.free()
+
+
+@pytest.mark.one_node
+@pytest.mark.mpi(min_size=2)
+def test_auto_by_the_calibration_serves_every_collective_alike_on_all_ranks(comm):
+    tuned = comm.split(0)
+    known = calibrate_fully(tuned, 0.0)
+    rank, size = tuned.rank, tuned.size
+    for count in (size, 4096 * size):
+        for x in (np.empty(count, np.float32), tuned.empty(count, np.float32)):
+            x[:] = rank
+            total = size * (size - 1) / 2
+            assert (tuned.allreduce(x) == total).all()
+            assert (tuned.iallreduce(x).wait() == total).all()
+            assert (tuned.reduce_scatter(x) == total).all()
+            assert (tuned.allgather(x) == np.repeat(np.arange(size), count)).all()
+            assert (tuned.alltoall(x) == np.repeat(np.arange(size), count // size)).all()
+            assert (tuned.scan(x) == rank * (rank + 1) / 2).all()
+            assert (tuned.broadcast(x, root=size - 1) == size - 1).all()
+    tuned.barrier()
+    chosen = [tuned.explain(name, 1 << 14)[0] for name in COLLECTIVES if name != "barrier"]
+    assert all(one.why.startswith("cost model: ") for one in chosen) == bool(known.kernels)
+    assert len(set(comm.allgather_object(tuple(one.name for one in chosen)))) == 1
+    assert not any(one.untried for one in chosen) or not known.kernels
+    tuned.free()
