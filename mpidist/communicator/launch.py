@@ -120,7 +120,8 @@ def init(
     segment_bytes, window, debug
         See :class:`Communicator`; those of rank 0 are used on every rank.
     tuning : path or TuningTable, optional
-        A file of ``mpidist tune``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads it for all.
+        A file of ``mpidist tune`` or ``calibrate``, overridden by ``MPIDIST_TUNING``.  Rank 0 reads
+        it for all.
     calibrate : bool, optional
         Whether "auto" may measure the cost model's constants, see :class:`Communicator`; overridden
         by ``MPIDIST_CALIBRATE``.  Rank 0's value is used on every rank.

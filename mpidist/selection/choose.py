@@ -420,8 +420,9 @@ def choose(
     """Choose the candidate of a call.
 
     Precedence: the call's ``algorithm=``, a strategy or threshold that the user set, the tuning
-    table, the measured links and the cost model, shipped rules.  An explicit name is never replaced
-    by another one.  For arrays on a GPU: the call's ``algorithm=``, MPIDIST_GPU, shipped rules.
+    table, the cost model after a full calibration, what was tried out, the measured links and the
+    cost model, shipped rules.  An explicit name is never replaced by another one.  For arrays on a
+    GPU: the call's ``algorithm=``, MPIDIST_GPU, shipped rules.
 
     If `missing` of the result is not empty, the shipped rules decided because constants of the cost
     model are missing: calibrate, and choose again.

@@ -119,7 +119,9 @@ FORMAT = 1
 
 
 class TuningTable:
-    """Measured choices for ``algorithm="auto"``, written by ``mpidist tune`` as JSON.
+    """Measured choices for ``algorithm="auto"``, and calibrations to predict others by, as JSON.
+
+    ``mpidist tune`` writes the former, ``mpidist calibrate`` the latter.
 
     Parameters
     ----------
