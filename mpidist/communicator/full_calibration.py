@@ -25,7 +25,7 @@ from ..schedule.contract import COLLECTIVES
 from ..schedule.model import Curve
 from ..selection.calibration import Calibration
 from ..selection.choose import PUBLISHED
-from ..selection.names import SYMMETRIC
+from ..selection.names import SINGLE_COPY, SYMMETRIC
 from ..selection.tuning import PRIVATE
 from .communicator import Communicator
 from .explain import example_call
@@ -183,21 +183,25 @@ def _writing(call: Call) -> Callable[[int], None]:
 def _kernels(comm: Communicator) -> list[tuple[str, Call, Turn]]:
     """Return the name, an example, and the turn of the calls that no schedule of messages serves.
 
-    Those by each executor's own name, and by single copies of what only moves data.
+    Those by each executor's own name, and by single copies where that name does not serve them.
     """
     op = find_op("sum")
     found: list[tuple[str, Call, Turn]] = []
     symmetric = comm.topology.num_nodes == 1 and comm.backend.native is not None
     pool = [comm.empty(max(KERNELS), np.uint8) for _ in range(2)] if symmetric else []
     for collective, contract in COLLECTIVES.items():
-        single = "" if contract.reduces else PUBLISHED
         for nbytes in (0,) if contract.idempotent else KERNELS:
             private = with_own_arrays(example_call(comm._place, collective, nbytes, op))
             for memory in (PRIVATE, SYMMETRIC)[: 1 + bool(pool and nbytes)]:
                 call = private if memory == PRIVATE else _within(pool, private)
-                for one in comm.explain(collective, nbytes, memory=memory)[1]:
-                    named = one.choice is None or one.name == single
-                    if not named or not one.can or (memory != PRIVATE) != (one.name == SYMMETRIC):
+                every = [
+                    one for one in comm.explain(collective, nbytes, memory=memory)[1] if one.can
+                ]
+                names = [one.name for one in every if one.choice is None]
+                if SINGLE_COPY not in names:  # by the schedule's name, as "auto" would
+                    names += [one.name for one in every if one.name == PUBLISHED]
+                for one in every:
+                    if one.name not in names or (memory != PRIVATE) != (one.name == SYMMETRIC):
                         continue
                     run = _public(comm, call, one.name)
                     try:
