@@ -539,7 +539,7 @@ def _ways(candidates: Candidates, estimates: Estimates, rule: Rule, place: Place
     call = candidates.call
     if (
         not estimates.calibrates
-        or estimates.knows_all(call)
+        or estimates.decides(call)
         or candidates.nbytes < TRIED_FROM
         or place.nodes > 1
         or place.crowded
@@ -588,7 +588,7 @@ def _predicted(
     shared = rule is not None and candidates.means.schedules(rule.choose)
     levels = [] if shared or groups != estimates.groups else _two_levels(candidates)
     linked = bool(levels) and estimates.knows_links
-    full = not candidates.means.crowded and estimates.knows_all(call)
+    full = not candidates.means.crowded and estimates.decides(call)
     rivals = levels if linked else (_every if full else _one_level)(candidates, rule)
     fastest = estimates.cheapest(call, rivals, linked)
     if fastest is not None:

@@ -256,7 +256,7 @@ class Estimates:
         after a full calibration, only if that of the rules is unknown.  With `linked` the links
         between nodes count most, and many ranks are scaled down.
         """
-        model, found, full = self.model, [], self.knows_all(call)
+        model, found, full = self.model, [], self.decides(call)
         if model is None or len(rivals) < 2:
             return None
         for rival in rivals:
@@ -299,6 +299,18 @@ class Estimates:
             and kind_for(call) in ("any", "float")
             and (op is None or (op.builtin and op.grouping == ANY))
             and call.even
+        )
+
+    def decides(self, call: Call) -> bool:
+        """Return whether "auto" goes by a full calibration, without rules and trials.
+
+        Not beyond the measured bytes: nothing tells there when times leave the caches.
+        """
+        known = self.calibration
+        return (
+            known is not None
+            and self.knows_all(call)
+            and call.nbytes <= max(curve.sizes[-1] for _, _, curve in known.kernels)
         )
 
     def expected(

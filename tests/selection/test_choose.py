@@ -148,10 +148,11 @@ def test_a_full_calibration_of_symmetric_arrays_compares_what_ranks_know_of_each
         ({}, call_for(64, Op(np.fmax, name="largest")), {}),
         ({}, call_for(64, find_op("sum", order="tree")), {}),
         ({}, call_for(64), {"crowded": True}),
+        ({}, call_for((2 << 20) // 4 + 1), {}),
         ({"ranks_per_node": (2,)}, call_for(64), {}),
         ({"kernels": ()}, call_for(64), {}),
     ],
-    ids=["int", "half", "a user's function", "tree", "crowded", "other ranks", "not full"],
+    ids=["int", "half", "a user's function", "tree", "crowded", "long", "other ranks", "not full"],
 )
 def test_a_full_calibration_says_nothing_of_other_calls(how, call, means):
     known = replace(full({NATIVE: 1e-9, ("staged", "allreduce"): 1e-6}), **how)
