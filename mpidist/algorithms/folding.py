@@ -9,6 +9,7 @@ The first ``2 * extras`` ranks form pairs; in each pair one rank, the proxy, act
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ..schedule.ranks import choose
 from ..schedule.rounds import Blocks, Recv, Reduce, Round, Schedule, Send, on
 
 
@@ -32,13 +33,12 @@ class Folding:
 
     def player(self, index: int) -> int:
         """Return the rank that acts as rank `index` of the power of two."""
-        if index >= self.pairs:
-            return index + self.pairs
-        return 2 * index + (2 * index != self.keep)
+        paired = 2 * index + (2 * index != self.keep)
+        return choose(index < self.pairs, paired, index + self.pairs)
 
     def index(self, rank: int) -> int:
         """Return the index of a player, or of the proxy of an extra."""
-        return rank // 2 if rank < 2 * self.pairs else rank - self.pairs
+        return choose(rank < 2 * self.pairs, rank // 2, rank - self.pairs)
 
     def through(
         self,

@@ -146,7 +146,7 @@ def allgather_recursive_doubling(rank: int, size: int) -> Iterator[Round]:
     folded = Folding(rank, size)
 
     def others(extra: int) -> tuple[int, ...]:
-        return tuple(other for other in range(size) if other != extra)
+        return tuple(choose(i < extra, i, i + 1) for i in range(size - 1))
 
     return folded.through(_unhalve, Recv, lambda extra: extra, others, folded.covered)
 

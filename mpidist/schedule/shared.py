@@ -8,6 +8,9 @@ a cell, one of them a write, that one is before the other::
     phase 0        meeting 1    phase 1             meeting 2     phase 2
     copy to slot   of all       read others' slots  of all        …
 
+Where every meeting is of all, awaiting all, two accesses in different phases are in order.  So only
+what is read in the phase in which it is written is looked at one by one.
+
 It is stricter than :mod:`.races`: what a rank has heard through a third one does not count.  It
 knows meetings of all ranks of one node, and no messages; the Python machine proves the rest.
 """
@@ -15,7 +18,7 @@ knows meetings of all ranks of one node, and no messages; the Python machine pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,8 @@ class Access:
     phase: Any
     round: Any
     step: Any
+    inside: bool = False  # whether there are cells of "in"
+    certain: bool = False  # whether it is within the calls of the owners
 
 
 def _joined(accesses: Iterable[Access]) -> Iterator[Access]:
@@ -125,8 +130,6 @@ class _Shared(State):
     def __init__(self, algorithm: Algorithm, size: int, roots: Sequence[int], count: int):
         contract, memory = algorithm.contract, algorithm.memory
         assert memory is not None
-        if contract.idempotent:
-            raise Unfit("what ranks learn in a meeting")
         if memory.kernels:
             raise Unfit("input apart from the output")
         self.reach: Memory = memory
@@ -137,8 +140,9 @@ class _Shared(State):
         self.clock, self.own = np.zeros((2, self.seats), np.int64)
         self.reductions, self.stores, self.reads = np.zeros((3, self.seats), np.int64)
         self.known = [np.zeros((self.seats, size), np.int16)]  # by phase: the last meeting awaited
-        self.read: list[Access] = []
-        self.stored: list[Access] = []  # in other ranks' cells
+        self.read: list[Access] = []  # that are to be checked
+        self.stored: list[Access] = []  # in other ranks' cells, that are to be checked
+        self.latest = np.full(len(self.memory), -1, np.int16)  # phase of the last write to a cell
         cells = len(self.memory)
         self.writes = np.zeros(cells, np.int8)
         self.writer = np.full((_WRITES, cells), -1, np.int32)
@@ -150,13 +154,18 @@ class _Shared(State):
         meetings = {len(part.meetings) for part in parts}
         if len(meetings) > 1:
             raise Unfit("more meetings of some ranks")
+        self.last = meetings.pop()
+        self.plain = all(step.awaits is None for part in parts for step in part.meetings)
         together = False
-        for phase in range(meetings.pop() + 1):
+        for phase in range(self.last + 1):
             if phase:
                 together = self._meet(phase, parts) or together
+            so_far = len(self.read)
             for part in parts:
                 for steps in part.phases[phase]:
                     self._round(part, phase, steps)
+            if self.plain:
+                self.read[so_far:] = filter(None, map(self._doubtful, self.read[so_far:]))
         self._check(together)
         depth = self.clock.reshape(-1, self.size).max(axis=1)
         return self.proofs(
@@ -193,7 +202,20 @@ class _Shared(State):
             after[seats] += 1
         self.known.append(known)
         self.clock = after
+        if self.contract.idempotent:
+            if not together:
+                raise Unfit("what ranks learn in a meeting of which they await some")
+            self._learn()
         return together
+
+    def _learn(self) -> None:
+        """Let all ranks of a barrier know what any of them knows."""
+        out = slice(self.offset["out"], self.offset["out"] + self.count)
+        cells = self.memory.reshape(-1, self.size, self.width)[:, :, out]
+        if (cells < 0).any():
+            raise Unfit("reads where nothing was written")
+        known = np.moveaxis(cells, 1, 0).reshape(self.size, -1)
+        cells[:] = self.terms.union(known).reshape(-1, 1, self.count)
 
     # -- accesses -------------------------------------------------------------------------------
 
@@ -210,36 +232,43 @@ class _Shared(State):
     def _perform(self, part: Part, phase: int, steps: tuple[Step, ...]) -> None:
         seats, lanes = part.seats, len(part.seats)
         part.rounds += 1
-        writes: list[tuple[np.ndarray, np.ndarray, int, Any]] = []
+        writes: list[tuple[Step, np.ndarray, np.ndarray, int, Any]] = []
         folds: dict[int, list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]] = {}
         for index, step in enumerate(steps):
             if isinstance(step, Fold):
-                peers, read, target = self._fold(seats, step)
+                peers, read, target, others = self._fold(seats, step)
                 folds.setdefault(len(peers), []).append((index, peers, read, target))
                 self.reductions[seats] += (len(peers) - 1) * len(target)
-                self._record_read(read.reshape(-1, lanes), seats, phase, part.rounds, index)
+                self.reads[seats] += others * len(target)
+                buffers = step.source, step.own
+                access = Access(read.reshape(-1, lanes), seats, phase, part.rounds, index)
+                self._record_read(access, buffers, bool(others.any()))
                 continue
             if not isinstance(step, (Get, Put, Copy)):
                 raise Unfit("messages in shared memory")
             source, target, same = self._transfer(seats, step)
-            self._record_read(source, seats, phase, part.rounds, index)
-            writes.append((target, self._values(source), index, same))
+            elsewhere = isinstance(step, Get)
+            if elsewhere:
+                self.reads[seats] += len(source)
+            access = Access(source, seats, phase, part.rounds, index)
+            self._record_read(access, (step.source,), elsewhere)
+            writes.append((step, target, self._values(source), index, same))
         for several in folds.values():
             peers = np.concatenate([np.repeat(p[:, None], len(t), 1) for _, p, _, t in several], 1)
             read = np.concatenate([r for _, _, r, _ in several], axis=1)
             flat, operands = peers.reshape(len(peers), -1), self._values(read)
             if self.judged and len(peers) > 1:
-                groups = np.tile(np.arange(flat.shape[1]), len(peers))
                 owners = np.concatenate([np.tile(seats, len(t)) for _, _, _, t in several])
-                self.judge(groups, flat.ravel(), operands.ravel(), owners // self.size)
+                self.judge(None, flat, operands.reshape(flat.shape), owners // self.size)
             values = self.terms.fold(flat, operands.reshape(len(peers), -1))
             begin = 0
             for index, _, _, target in several:
                 end = begin + target.size
-                writes.append((target, values[begin:end].reshape(target.shape), index, False))
+                mine = values[begin:end].reshape(target.shape)
+                writes.append((steps[index], target, mine, index, False))
                 begin = end
-        for target, values, index, same in writes:
-            self._write(target, values, same, Access(target, seats, phase, part.rounds, index))
+        for step, target, values, index, same in writes:
+            self._write(step, values, same, Access(target, seats, phase, part.rounds, index))
 
     def _values(self, cells: np.ndarray) -> np.ndarray:
         values = self.memory[cells]
@@ -269,8 +298,11 @@ class _Shared(State):
         cells = self._cells(source, step.source, read), self._cells(target, step.target, write)
         return *cells, same
 
-    def _fold(self, seats: np.ndarray, step: Fold) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the peers, the cells of the operands by peer and block, and the targets."""
+    def _fold(self, seats: np.ndarray, step: Fold) -> tuple[np.ndarray, ...]:
+        """Return the peers, the cells of the operands by peer and block, and the targets.
+
+        Also of each seat, how many peers are other ranks.
+        """
         lanes = len(seats)
         peers = _rows(step.peers, lanes)
         here = _blocks(step.blocks, lanes)
@@ -287,7 +319,8 @@ class _Shared(State):
         if step.own is not None:
             own = self._cells(seats, step.own, there)
             read = np.where(mine[:, None], own, read)
-        return peers, read, self._cells(seats, step.target, there)
+        target = self._cells(seats, step.target, there)
+        return peers, read, target, len(peers) - mine.sum(axis=0)
 
     def _owners(self, seats: np.ndarray, ranks: Any) -> np.ndarray:
         ranks = ranks.values if isinstance(ranks, Ranks) else np.asarray(ranks)
@@ -300,22 +333,42 @@ class _Shared(State):
             raise Unfit("a block that does not exist")
         return owners * self.width + self.offset[buffer] + blocks
 
-    def _record_read(
-        self, cells: np.ndarray, seats: np.ndarray, phase: int, number: int, index: int
-    ) -> None:
-        self.read.append(Access(cells, seats, phase, number, index))
-        others = cells // self.width != seats
-        self.reads[seats] += others.sum(axis=0)
-        out = cells % self.width // self.count == 1
-        if (others & out & ~self.written[cells]).any():
-            raise Unfit("reads 'out' of a rank that has not written it")
+    def _record_read(self, access: Access, buffers: Sequence[str | None], others: bool) -> None:
+        """Record a read of these buffers; `others`: of other ranks' cells, in the first of them."""
+        self.read.append(access)
+        access.inside = "in" in buffers
+        access.certain = not others or self._called(access.phase, buffers[0])
+        if others and buffers[0] == "out":
+            cells = access.cells
+            if (~self.written[cells] & (cells // self.width != access.seats)).any():
+                raise Unfit("reads 'out' of a rank that has not written it")
 
-    def _write(self, cells: np.ndarray, values: np.ndarray, same: Any, access: Access) -> None:
-        inside = cells % self.width
-        if (inside < self.count).any():
+    def _called(self, phase: int, buffer: str | None) -> bool:
+        """Return whether the owner of a buffer has called and not returned, in a phase."""
+        if not self.plain or not self.last:
+            return False
+        return buffer in self.reach.scratch or 0 < phase < self.last
+
+    def _doubtful(self, access: Access) -> Access | None:
+        """Return what is to be checked one by one of a read in the phase that now ends."""
+        if not access.certain:
+            return access
+        cells = access.cells
+        doubtful = self.latest[cells] == access.phase
+        if access.inside and self.contract.input_buffer != "in":
+            inside = cells % self.width < self.count
+            doubtful[inside] |= self.writes[cells[inside] + self.count] > 0
+        if not doubtful.any():
+            return None
+        seats = np.broadcast_to(access.seats, cells.shape)[doubtful]
+        return replace(access, cells=cells[doubtful], seats=seats)
+
+    def _write(self, step: Any, values: np.ndarray, same: Any, access: Access) -> None:
+        cells = access.cells
+        if step.target == "in":
             raise Unfit("a write to the input")
-        caller = inside < 3 * self.count  # not in a slot, which any block fits
-        self.check_lengths(cells[caller], values[caller])
+        if step.target not in self.reach.scratch:  # into a slot any block fits
+            self.check_lengths(cells, values)
         place = self.writes[cells]
         if (place >= _WRITES).any():
             raise Unfit("many writes to one block")
@@ -324,15 +377,16 @@ class _Shared(State):
         if (self.memory[cells] != numbers).any():
             raise Unfit("is written twice in one round")
         self.memory[cells], self.written[cells] = values, True
+        self.latest[cells] = access.phase
         self.writer[place, cells] = access.seats
         for when, number in zip(self.when, (access.phase, access.round, access.step)):
             when[place, cells] = number
         self.same[place, cells] = same
         self.writes[cells] += 1
-        others = cells // self.width != access.seats
-        if others.any():
-            self.stores[access.seats] += others.sum(axis=0)
-            self.stored.append(access)
+        if isinstance(step, Put):
+            self.stores[access.seats] += len(cells)
+            if not self._called(access.phase, step.target):
+                self.stored.append(access)
 
     # -- races ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ else depends on hashes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,18 @@ class TermArrays:
             self.hash[new] = _mixed(self.hash[left], self.hash[right])
         return np.arange(new.start, new.stop)
 
+    def union(self, values: np.ndarray) -> np.ndarray:
+        """Return the terms of the sets in each column of `values` together; for idempotent ones."""
+        block = self.block[values]
+        if (block != block[0]).any():
+            raise Unfit("combines different blocks")
+        new = self._new(values.shape[1])
+        self.block[new], self.low[new], self.high[new] = block[0], 0, 0
+        for mask in self.mask:
+            mask[new] = np.bitwise_or.reduce(mask[values])
+        self._set_hash(new)
+        return np.arange(new.start, new.stop)
+
     def _set_hash(self, new: slice) -> None:
         """Give terms that are sets of ranks the hash of the set."""
         mixed = self.block[new].astype(np.uint64)
@@ -130,6 +143,25 @@ class TermArrays:
 
 def _bit(ranks: np.ndarray) -> np.ndarray:
     return np.uint64(1) << (ranks % _WORD).astype(np.uint64)
+
+
+@lru_cache(maxsize=4)
+def _blocks_of(
+    function: Callable[[int, int, int, int], range], size: int, roots: tuple[int, ...], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each seat and block of the ranges of a contract's function, for each of the roots.
+
+    Many algorithms, arities and groupings of ranks ask for the same.
+    """
+    ranks = np.tile(np.arange(size), len(roots))
+    found = cases(
+        lambda rank, root: function(rank, size, root, count),
+        ranks,
+        np.repeat(np.asarray(roots), size),
+    )
+    seats = np.concatenate([np.repeat(part, len(blocks)) for part, blocks in found])
+    blocks = [np.tile(np.array(blocks, np.int64), len(part)) for part, blocks in found]
+    return seats, np.concatenate(blocks)
 
 
 class State:
@@ -170,14 +202,7 @@ class State:
         self, function: Callable[[int, int, int, int], range]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return each seat and block of the ranges of a contract's function."""
-        found = cases(
-            lambda rank, root: function(rank, self.size, root, self.count),
-            self.ranks,
-            self.seat_roots,
-        )
-        seats = [np.repeat(part, len(blocks)) for part, blocks in found]
-        blocks = [np.tile(np.array(blocks, np.int64), len(part)) for part, blocks in found]
-        return np.concatenate(seats), np.concatenate(blocks)
+        return _blocks_of(function, self.size, tuple(self.roots.tolist()), self.count)
 
     def check_lengths(self, target: np.ndarray, values: np.ndarray) -> None:
         """Raise Unfit if a block could be longer or shorter than its cell of "out" or "tmp"."""
@@ -196,12 +221,13 @@ class State:
             raise Unfit("gets a block that may differ in length")
 
     def judge(
-        self, groups: np.ndarray, by: np.ndarray, values: np.ndarray, proofs: np.ndarray
+        self, groups: np.ndarray | None, by: np.ndarray, values: np.ndarray, proofs: np.ndarray
     ) -> None:
         """Raise Unfit if values are not combined as the fixed tree; note where some are partial.
 
-        Of each value that is combined at once with others: its group, and the rank that brings it;
-        `proofs` has the number of each group's proof.  See :meth:`.terms.Terms.joins`.  Whatever is
+        Of each value that is combined at once with others: its group, and the rank that brings it.
+        Without `groups`, each column of the values is one.  `proofs` has the number of each group's
+        proof.  See :meth:`.terms.Terms.joins`.  Whatever is
         combined is judged, so a value of several contributions is a subtree if it is a range.
         """
         terms = self.terms
@@ -209,13 +235,18 @@ class State:
         # Each rank brings a range of ranks that it is in, so these have the order of the ranks.
         if not (terms.sorted[values] & (low <= by) & (by <= high)).all():
             raise Unfit("combines what is in another order")
-        first, stop, each, total = np.zeros((4, len(proofs)), np.int32)
-        first[:] = self.size
         length = high - low + np.int32(1)
-        np.minimum.at(first, groups, low)
-        np.maximum.at(stop, groups, high + np.int32(1))
-        np.maximum.at(each, groups, length)
-        np.add.at(total, groups, length)
+        if groups is None:
+            first, stop = low.min(axis=0), high.max(axis=0) + np.int32(1)
+            each, total = length.max(axis=0), length.sum(axis=0)
+            groups = np.arange(len(proofs))
+        else:
+            first, stop, each, total = np.zeros((4, len(proofs)), np.int32)
+            first[:] = self.size
+            np.minimum.at(first, groups, low)
+            np.maximum.at(stop, groups, high + np.int32(1))
+            np.maximum.at(each, groups, length)
+            np.add.at(total, groups, length)
         count = stop - first
         spans = np.array([1 << (n - 1).bit_length() for n in range(1, self.size + 1)])
         span = spans[count - 1]

@@ -44,6 +44,7 @@ class Form:
     """
 
     def __init__(self, signature: Signature, strands: dict[tuple[int, ...], int]):
+        self.signature = signature
         self.strands = strands  # numbers of strands by path, the same in all forms
         self.parts: list[tuple[np.ndarray, list[Any]]] = []
         self.sends: list[tuple[int, ...]] = []  # row of the peer, strand, length, first read
@@ -53,6 +54,7 @@ class Form:
         # of the block in its message.  A source is a row, or for a message the receive.
         self.actions: list[tuple[int, ...]] = []
         self.rounds: list[list[int]] = []
+        self.starts: list[int] = []  # of each round: the first row of its numbers
         self.own = 0  # rounds of the schedule, not only of the table
         self.mixed = False  # whether a round combines and copies
         self.families: list[list[tuple[int, int, int, int]]] = []  # reads and actions of strands
@@ -96,6 +98,7 @@ class Form:
     def _round(self, steps: Signature, path: tuple[int, ...]) -> int:
         lists: list[list[Any]] = [self.sends, self.receives, self.reads, self.actions]
         begin = [len(each) for each in lists]
+        self.starts.append(self._row)
         strand = self.strands.setdefault(path, len(self.strands))
         order, latest = 0, RECV
         for kind, count, buffer, target in steps:
@@ -126,8 +129,8 @@ class Form:
 
     def settle(self) -> None:
         """Make the matrix of the numbers of all parts, and arrays of the lists."""
-        self.seats = np.concatenate([seats for seats, _ in self.parts]).astype(np.int32)
-        numbers = np.empty((self._row, len(self.seats)), np.int64)
+        every = np.concatenate([seats for seats, _ in self.parts]).astype(np.int32)
+        numbers = np.empty((self._row, len(every)), np.int64)
         start = 0
         for seats, each in self.parts:
             stop = start + len(seats)
@@ -136,10 +139,20 @@ class Form:
             start = stop
         if numbers.size and (numbers.min() < 0 or numbers.max() >= _LARGE):
             raise Unfit("a peer or block that does not exist")
-        self.numbers = numbers.astype(np.int32)
+        self._have(every, numbers.astype(np.int32))
+
+    def _have(self, seats: np.ndarray, numbers: np.ndarray) -> None:
+        self.seats, self.numbers = seats, numbers
         self.acts = np.array(self.actions, np.int32).reshape(-1, 8)
         self.blocks = np.array(self.reads, np.int32).reshape(-1, 2)
         self.plan = np.array(self.rounds, np.int32).reshape(-1, 11)
+
+    def cut(self, columns: np.ndarray, begin: int, end: int) -> Form:
+        """Return the form of some columns with the rounds from `begin` up to `end`; no strands."""
+        part = Form(self.signature[begin:end], self.strands)
+        row = self.starts[begin] if begin < len(self.signature) else self._row
+        part._have(self.seats[columns], self.numbers[row : row + part._row, columns])
+        return part
 
     def of_first(self, size: int) -> Form | None:
         """Return the form of the first root's seats, or None if it has none of them."""
@@ -290,8 +303,8 @@ class Table:
     `written`.
     """
 
-    def __init__(self, forms: list[Form], size: int, seats: int, count: int):
-        scratch = max(form.scratch() for form in forms)
+    def __init__(self, forms: list[Form], size: int, seats: int, count: int, scratch: int = 0):
+        scratch = max(scratch, *(form.scratch() for form in forms))
         self.size, self.seats, self.count, self.width = size, seats, count, 2 * count + scratch
         self._limits = np.array([count, count, scratch], np.int32)
         self._offsets = np.array([0, count, 2 * count], np.int32)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .beginning import cut
 from .contract import Contract
 from .machine import Proof
 from .ranks import Unfit
@@ -55,6 +56,7 @@ def proofs(
 
 # Of the type of the array: with the 1 of Python, ``subtract.at`` takes 70 times as long.
 _ONE = np.int32(1)
+_FIGURES = ("own", "messages", "blocks", "reductions")  # of a table, by seat
 
 
 def _by_messages(
@@ -76,6 +78,8 @@ def _by_messages(
         forms = [first for form in forms if (first := form.of_first(size))]
         (proof,) = _proved(algorithm, forms, size, roots[:1], count, judged)
         return [_turned(proof, root) for root in roots]
+    if len(roots) > 1 and contract.reduces and (parts := cut(forms, size, count)):
+        return _proved(algorithm, parts[1], size, roots, count, judged, parts[0])
     return _proved(algorithm, forms, size, roots, count, judged)
 
 
@@ -102,13 +106,23 @@ def _proved(
     roots: Sequence[int],
     count: int,
     judged: bool,
+    beginning: Sequence[Form] = (),
 ) -> list[Proof]:
-    table = Table(forms, size, size * len(roots), count)
-    wave = _Wave(algorithm.contract, table, roots, algorithm.equal_blocks)
-    wave.judged = judged
-    if judged and table.mixed:
-        raise Unfit("a copy among what a round combines")
-    return wave.run()
+    """Return the proofs of forms; the forms `beginning` come before, for the first root."""
+    scratch = max(form.scratch() for form in (*forms, *beginning))
+    before = None
+    for part, these in ((list(beginning), roots[:1]), (forms, roots)):
+        if part:
+            table = Table(part, size, size * len(these), count, scratch)
+            if judged and table.mixed:
+                raise Unfit("a copy among what a round combines")
+            wave = _Wave(algorithm.contract, table, these, algorithm.equal_blocks)
+            wave.judged = judged
+            if before is not None:
+                wave.follow(before)
+            wave.run()
+            before = wave
+    return wave.proved()
 
 
 class _Wave(State):
@@ -127,8 +141,21 @@ class _Wave(State):
         self.mark = np.zeros(max(len(self.memory), rounds), np.int64)
         self.stamp = 1
 
-    def run(self) -> list[Proof]:
-        """Run all seats to their ends, check the end state, and return the proofs by root."""
+    def follow(self, before: _Wave) -> None:
+        """Begin where a wave of one root has ended, which counts for every root."""
+        table, first, times = self.table, before.table, len(self.roots)
+        self.terms, self.at_once = before.terms, before.at_once & self.at_once
+        self.memory[:] = np.tile(before.memory, times)
+        self.written |= np.tile(before.written, times)
+        last = first.following < 0
+        clock = np.empty(self.size, np.int32)
+        clock[first.seat[last]] = before.after[last]
+        self.clock[table.first] = np.tile(clock, times)
+        for name in _FIGURES:
+            setattr(table, name, getattr(table, name) + np.tile(getattr(first, name), times))
+
+    def run(self) -> None:
+        """Run all seats to their ends."""
         table = self.table
         front = self._beside(table.first)
         done = 0
@@ -139,10 +166,13 @@ class _Wave(State):
             front = self._next(ended)
         if done < len(table.seat):
             raise Unfit("a deadlock")
+
+    def proved(self) -> list[Proof]:
+        """Check the end state, and return the proofs by root."""
+        table = self.table
         depth = np.zeros(len(self.roots), np.int32)
         np.maximum.at(depth, table.seat // self.size, self.after)
-        names = ("own", "messages", "blocks", "reductions")
-        return self.proofs(depth, **{name: getattr(table, name) for name in names})
+        return self.proofs(depth, **{name: getattr(table, name) for name in _FIGURES})
 
     def _beside(self, rounds: np.ndarray) -> np.ndarray:
         """Return rounds with the first rounds of the strands beside those that they begin."""
