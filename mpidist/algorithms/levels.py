@@ -125,10 +125,27 @@ def play(
         return tuple([number(first + k) for k in range(each)])
 
     part = algorithm.schedule(team.index, team.size, root=root, arity=choice.arity or 2)
+    rank, places = remembering(team.rank), remembering(blocks)
     if not later or algorithm.memory is None:  # by messages the input is in "out" in any case
-        return on(team.rank, part, blocks)
-    meets = [Meet(tuple(map(team.rank, range(team.size))))] if algorithm.memory.scratch else []
-    return chain(meets, on(team.rank, part, blocks, {"in": "out"}))
+        return on(rank, part, places)
+    meets = [Meet(tuple(map(rank, range(team.size))))] if algorithm.memory.scratch else []
+    return chain(meets, on(rank, part, places, {"in": "out"}))
+
+
+def remembering(function: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Return a function of a number that remembers what it returned for the same object.
+
+    The steps of a schedule share their peers and blocks.
+    """
+    known: dict[int, tuple[int, Any]] = {}
+
+    def remembered(index: int) -> Any:
+        found = known.get(id(index))  # kept with the object, so that no other one has its identity
+        if found is None:
+            found = known[id(index)] = (index, function(index))
+        return found[1]
+
+    return remembered
 
 
 def in_memory(collective: str, name: str) -> bool:

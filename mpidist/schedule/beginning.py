@@ -13,24 +13,30 @@ end, whatever comes behind: in which order rounds run makes no difference to wha
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from .table import Form, Table
 
 Forms = list[Form]
+_ALL = np.int64(1 << 32)  # rounds: more than there are
 
 
 def cut(forms: Forms, size: int, count: int) -> tuple[Forms, Forms] | None:
     """Return the forms of the beginning, for the first root, and of what follows, for all.
 
-    Both have all seats.  None if there is no such beginning, or a schedule with strands.
+    Both have all seats.  None if there is no such beginning, or not for half of what is sent; or
+    for a schedule with strands.
     """
     if any(form.families for form in forms):
         return None
-    lengths = _agreeing(forms, size)
-    if not lengths.any():
-        return None
     first = [part for form in forms if (part := form.of_first(size))]
+    last = max(int(form.seats.max()) for form in forms) // size * size
+    ends = [part for form in forms if (part := form.of((form.seats < size) | (form.seats >= last)))]
+    if 2 * _sent(first, _agreeing(ends, size)) < _sent(first, np.full(size, _ALL)):
+        return None
+    lengths = _agreeing(forms, size)
     _shorten(lengths, Table(first, size, size, count))
     if not lengths.any():
         return None
@@ -40,24 +46,37 @@ def cut(forms: Forms, size: int, count: int) -> tuple[Forms, Forms] | None:
 
 
 def _agreeing(forms: Forms, size: int) -> np.ndarray:
-    """Return for each rank how many of its first rounds are the same for all roots."""
-    lengths = np.full(size, np.iinfo(np.int32).max, np.int64)
-    for model in forms:
-        column = np.full(size, -1)
-        mine = np.flatnonzero(model.seats < size)
-        column[model.seats[mine]] = mine
-        for form in forms:
-            here = np.flatnonzero(column[form.seats % size] >= 0)  # so far alike
-            rows = [*form.starts, len(form.numbers)]
-            for k in range(_same(model.signature, form.signature)):
-                span, ranks = slice(rows[k], rows[k + 1]), form.seats[here] % size
-                one = form.numbers[span].take(here, axis=1)
-                differs = (one != model.numbers[span].take(column[ranks], axis=1)).any(axis=0)
+    """Return for each rank how many of its first rounds are the same for all roots.
+
+    These are looked for among the first rounds that have the same steps on all ranks.
+    """
+    model = forms[0]
+    alike = min(_same(model.signature, form.signature) for form in forms)
+    rows = [*model.starts, len(model.numbers)][: alike + 1]
+    first = np.empty((rows[-1], size), np.int32)  # of the first root, by rank
+    for form in forms:
+        mine = form.seats < size
+        first[:, form.seats[mine]] = form.numbers[: rows[-1], mine]
+    lengths = np.full(size, alike)
+    for form in forms:
+        ranks, numbers = form.seats % size, form.numbers
+        for k, (begin, end) in enumerate(pairwise(rows)):
+            differs = (numbers[begin:end] != first[begin:end].take(ranks, axis=1)).any(axis=0)
+            if differs.any():
                 lengths[ranks[differs]] = np.minimum(lengths[ranks[differs]], k)
-                here = here[~differs]
-            ranks = form.seats[here] % size
-            lengths[ranks] = np.minimum(lengths[ranks], _same(model.signature, form.signature))
+                ranks, numbers = ranks[~differs], numbers[:, ~differs]
+            if not ranks.size:
+                break
     return lengths
+
+
+def _sent(first: Forms, lengths: np.ndarray) -> int:
+    """Return how many blocks are sent in the first rounds of each rank."""
+    total = 0
+    for form in first:
+        blocks = np.append(0, np.cumsum(form.plan[:, 6]))
+        total += blocks[np.minimum(lengths[form.seats], len(form.plan))].sum()
+    return total
 
 
 def _same(one: tuple, other: tuple) -> int:
@@ -68,14 +87,8 @@ def _same(one: tuple, other: tuple) -> int:
 
 def _shorten(lengths: np.ndarray, table: Table) -> None:
     """Leave out rounds of each rank that have a message with a round that is not in."""
-    place = np.empty(len(table.seat), np.int64)  # of each round among those of its seat
-    rounds, k = table.first, 0
-    while rounds.size:
-        place[rounds] = k
-        rounds, k = table.following[rounds], k + 1
-        rounds = rounds[rounds >= 0]
     ends = np.array([table.sender, table.receiver])
-    seats, places = table.seat[ends], place[ends]
+    seats, places = table.seat[ends], table.place[ends]
     while True:
         inside = places < lengths[seats]
         broken = inside & ~inside[::-1]

@@ -130,10 +130,13 @@ def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     distinct = name in ("add", "sub", "xor")  # with one number different values stay different
 
     def of(left: Any, right: Any) -> Any:
-        if distinct and type(right) is int and type(left) is Ranks:
+        if type(right) is int and type(left) is Ranks and not shifts:
             bound = limit(left.bound, abs(right))
             if bound < _LARGE:
-                return Ranks(function(left.values, right), bound)
+                found = function(left.values, right)
+                if distinct:
+                    return Ranks(found, bound)
+                return number(found.astype(np.int64) if compares else found, bound)
         one, other = _operand(left), _operand(right)
         if one is None or other is None:
             return NotImplemented

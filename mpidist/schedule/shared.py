@@ -455,6 +455,8 @@ def _rows(numbers: Iterable[Any], lanes: int) -> np.ndarray:
     items = list(numbers)
     if not all(isinstance(n, (int, Ranks)) for n in items):
         raise Unfit("a rank or block that is no whole number")
+    if not any(isinstance(n, Ranks) for n in items):
+        return np.repeat(np.array(items, np.int64).reshape(-1, 1), lanes, axis=1)
     rows = np.empty((len(items), lanes), np.int64)
     for row, n in zip(rows, items):
         row[:] = n.values if isinstance(n, Ranks) else n

@@ -41,15 +41,21 @@ class TermArrays:
         self.sorted = np.ones(capacity, bool)
         self.hash = np.empty(capacity, np.uint64)
 
+    def reserve(self, count: int) -> None:
+        """Make room for so many new terms."""
+        more = self.used + count - len(self.block)
+        if more <= 0:
+            return
+        self.mask = np.concatenate([self.mask, np.zeros((len(self.mask), more), np.uint64)], axis=1)
+        for name in ("block", "low", "high", "hash"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.empty(more, old.dtype)]))
+        self.sorted = np.concatenate([self.sorted, np.ones(more, bool)])
+
     def _new(self, count: int) -> slice:
+        if self.used + count > len(self.block):
+            self.reserve(max(count, len(self.block)))
         self.used += count
-        missing = self.used - len(self.block)
-        if missing > 0:
-            more = max(missing, len(self.block))
-            self.mask = np.pad(self.mask, ((0, 0), (0, more)))
-            for name in ("block", "low", "high", "hash"):
-                setattr(self, name, np.pad(getattr(self, name), (0, more)))
-            self.sorted = np.pad(self.sorted, (0, more), constant_values=True)
         return slice(self.used - count, self.used)
 
     def fold(self, peers: np.ndarray, values: np.ndarray) -> np.ndarray:

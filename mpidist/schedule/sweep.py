@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import Any
 
 from ..errors import InvalidArgument, MpidistError, UnknownName
@@ -20,13 +20,14 @@ from .machine import Proof
 from .prove import prove
 from .registry import Algorithm, Groups, find
 from .registry import algorithms as registered_algorithms
-from .rounds import Copy, Fold, Parallel, Schedule, block_tuple, steps_of
-from .wave import proofs
+from .rounds import Copy, Parallel, Schedule, block_tuple, steps_of
+from .wave import Given, proofs_of
 
 _SEATS = 16384  # most ranks of all proofs of a task
 _MANY = 1_000_000  # blocks in the steps of all proofs that are done at once: about 150 MB
 _SMALL = 2000  # ranks times roots: below, starting processes takes longer than the proofs
 EVERY_ROOT = 16  # number of ranks up to which every root is proved with every grouping
+_TOGETHER = 8  # times as many roots in a batch, since most of what they do may be the same
 _LITTLE = 600  # blocks in the steps of all proofs, below which the Python machine is as fast
 _PIECES = (1, 3)  # of each block, for algorithms that cut it themselves; above 16 ranks only 1
 
@@ -165,39 +166,90 @@ def _prove_all(task: ProofTask) -> Result:
     cuts = _PIECES if "pieces" in algorithm.uses and task.size <= EVERY_ROOT else (1,)
     proved: list[Proof] = []
     faults: list[tuple[int, str]] = []  # root and text
-    for groups, roots in _roots(task, served):
-        for arity, pieces in product(task.arities, cuts):
-            given = {"root": roots[0], "arity": arity, "groups": groups, "pieces": pieces}
-            work = _work(algorithm, task.size, given)
-            few = max(1, _MANY // work) if work * len(roots) >= _LITTLE else 0
-            slow: list[int] = []
-            for part in [roots[i : i + few] for i in range(0, len(roots), few)] if few else ():
-                several = proofs(algorithm, task.size, part, arity, groups, pieces)
-                proved += several or ()
-                slow += part if several is None else ()
-            for root in slow if few else roots:
-                try:
-                    proof = prove(
-                        task.collective,
-                        algorithm,
-                        task.size,
-                        root,
-                        arity=arity,
-                        groups=groups,
-                        segments=pieces,
-                    )
-                    proved.append(proof)
-                except Exception as error:
-                    text = _describe(algorithm, task.size, root, arity, groups, pieces, error)
-                    faults.append((root, text))
+    for batch, fast in _batched(task, algorithm, served, cuts):
+        for result in _results(algorithm, task.size, batch, fast):
+            if isinstance(result, Proof):
+                proved.append(result)
+            else:
+                faults.append(result)
     messages = sum(proof.messages for proof in proved)
     fault = min(faults, key=lambda item: item[0])[1] if faults else None
     return Result(task, len(proved), messages, time.process_time() - begin, fault)
 
 
+def _batched(
+    task: ProofTask, algorithm: Algorithm, served: list[Groups], cuts: tuple[int, ...]
+) -> Iterator[tuple[list[Given], bool]]:
+    """Yield the proofs of a task in batches that are done at once, and whether arrays are faster.
+
+    In shared memory, and where the roots are many, each is a batch.
+    """
+    batch: list[Given] = []
+    total = seats = 0
+    for groups, roots in _roots(task, served):
+        given = {"root": roots[0], "arity": task.arities[0], "groups": groups}
+        each = _work(algorithm, task.size, given)
+        for arity, pieces in product(task.arities, cuts):
+            work = each * pieces
+            few = max(1, _MANY // max(1, work))
+            step = few if algorithm.memory is not None else few * _TOGETHER
+            for i in range(0, len(roots), step):
+                part = Given(tuple(roots[i : i + step]), arity, groups, pieces, few)
+                cost = work * min(few, len(part.roots))
+                many = total + cost > _MANY or seats + len(part.roots) * task.size > _SEATS
+                if batch and (many or algorithm.memory is not None):
+                    yield batch, total >= _LITTLE
+                    batch, total, seats = [], 0, 0
+                batch.append(part)
+                total += cost
+                seats += len(part.roots) * task.size
+    if batch:
+        yield batch, total >= _LITTLE
+
+
+def _results(
+    algorithm: Algorithm, size: int, batch: list[Given], fast: bool
+) -> Iterator[Proof | tuple[int, str]]:
+    """Yield the proofs of a batch, or for one that is not found the root and the text of why."""
+    found = proofs_of(algorithm, size, batch) if fast else None
+    if found is not None:
+        yield from chain(*found)
+    elif fast and len(batch) > 1:
+        for given in batch:
+            yield from _results(algorithm, size, [given], fast)
+    elif fast and len(batch[0].roots) > batch[0].few:
+        (given,) = batch
+        for i in range(0, len(given.roots), given.few):
+            part = replace(given, roots=given.roots[i : i + given.few])
+            yield from _results(algorithm, size, [part], fast)
+    else:
+        for given in batch:
+            for root in given.roots:
+                yield _by_machine(algorithm, size, root, given)
+
+
+def _by_machine(
+    algorithm: Algorithm, size: int, root: int, given: Given
+) -> Proof | tuple[int, str]:
+    """Return the Python machine's proof, or the root and the text of its counter-example."""
+    arity, groups, pieces = given.arity, given.groups, given.pieces
+    try:
+        return prove(
+            algorithm.collective,
+            algorithm,
+            size,
+            root,
+            arity=arity,
+            groups=groups,
+            segments=pieces,
+        )
+    except Exception as error:
+        return root, _describe(algorithm, size, root, given, error)
+
+
 def _work(algorithm: Algorithm, size: int, given: dict[str, Any]) -> int:
-    """Return about how many blocks the steps of all ranks have, from those of three ranks."""
-    ranks = sorted({0, size // 2, size - 1})
+    """Return about how many blocks the steps of all ranks have, from those of two ranks."""
+    ranks = sorted({0, size - 1})
     try:
         found = [_blocks(part) for part in algorithm.schedules(ranks, size, **given)]
     except Exception:  # of a faulty generator: its proof describes it
@@ -213,7 +265,8 @@ def _blocks(schedule: Schedule) -> int:
             continue
         for step in steps_of(item):
             spec = step.source_blocks if isinstance(step, Copy) else getattr(step, "blocks", 0)
-            each = len(step.peers) if isinstance(step, Fold) else 1
+            group = getattr(step, "peers", None) or getattr(step, "group", None)  # Fold, Meet
+            each = len(group) if group is not None else 1
             number += each * max(1, len(block_tuple(spec)))
     return number
 
@@ -234,25 +287,17 @@ def _roots(task: ProofTask, served: list[Groups]) -> Iterator[tuple[Groups, list
             yield groups, roots
 
 
-def _describe(
-    algorithm: Algorithm,
-    size: int,
-    root: int,
-    arity: int,
-    groups: Groups,
-    pieces: int,
-    error: Exception,
-) -> str:
+def _describe(algorithm: Algorithm, size: int, root: int, given: Given, error: Exception) -> str:
     """Return the text of a counter-example: the algorithm's parameters and the error."""
     where = [counted(size, "rank")]
     if algorithm.contract.rooted:
         where.append(f"root {root}")
     if "arity" in algorithm.uses:
-        where.append(f"arity {arity}")
+        where.append(f"arity {given.arity}")
     if "groups" in algorithm.uses:
-        where.append(f"groups {groups}")
-    if pieces > 1:
-        where.append(f"{pieces} pieces")
+        where.append(f"groups {given.groups}")
+    if given.pieces > 1:
+        where.append(f"{given.pieces} pieces")
     text = str(error) if isinstance(error, MpidistError) else f"{type(error).__name__}: {error}"
     return f"{', '.join(where)}: {text}"
 

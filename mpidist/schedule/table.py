@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from .unrolled import Strands, Written, materialise
 SEND, RECV, REDUCE, COPY = range(4)
 _KINDS = {Send: SEND, Recv: RECV, Reduce: REDUCE}
 _LARGE = 1 << 24  # a number of blocks
+_PATIENCE = 4  # times the number of ranks: how often times of rounds are put off by others
+_APART = np.int64(1 << 32)  # more than any time of a round
 _NUMBER = {name: i for i, name in enumerate(BUFFERS)}
 Signature = tuple[Any, ...]  # of a schedule: its rounds, and (None, *signatures) for a parallel
 
@@ -156,7 +159,10 @@ class Form:
 
     def of_first(self, size: int) -> Form | None:
         """Return the form of the first root's seats, or None if it has none of them."""
-        chosen = self.seats < size
+        return self.of(self.seats < size)
+
+    def of(self, chosen: np.ndarray) -> Form | None:
+        """Return the form of some of the seats, or None for none."""
         if not chosen.any():
             return None
         part = copy(self)
@@ -240,17 +246,19 @@ def forms_of(
     arity: int = 2,
     groups: Groups | None = None,
     pieces: int = 1,
+    strands: dict[tuple[int, ...], int] | None = None,
 ) -> list[Form]:
     """Return the forms of a schedule for all ranks and each of the roots.
 
-    Raises Unfit, or what the generator raises.
+    Forms that are joined later have the same numbers of `strands`.  Raises Unfit, or what the
+    generator raises.
     """
 
     def written(rank: Any, root: Any) -> Written:
         return materialise(algorithm.schedule(rank, size, root, arity, groups, pieces))
 
     forms: dict[Signature, Form] = {}
-    strands: dict[tuple[int, ...], int] = {}
+    strands = {} if strands is None else strands
     ranks = np.tile(np.arange(size), len(roots))
     limit = 64 + 8 * size  # beyond, one by one is as fast
     for seats, rounds in cases(written, ranks, np.repeat(np.asarray(roots), size), limit=limit):
@@ -262,6 +270,38 @@ def forms_of(
     for form in forms.values():
         form.settle()
     return list(forms.values())
+
+
+def between(forms: list[Form], first: int, stop: int) -> list[Form]:
+    """Return the forms of the seats from `first` up to `stop`, numbered from 0."""
+    parts = [form.of((form.seats >= first) & (form.seats < stop)) for form in forms]
+    found = [part for part in parts if part is not None]
+    for part in found:
+        part.seats -= np.int32(first)
+    return found
+
+
+def join(several: Sequence[tuple[list[Form], int]]) -> list[Form]:
+    """Return the forms of several schedules as those of one; each comes with its number of seats.
+
+    Those of one signature are one form.
+    """
+    if len(several) == 1:
+        return several[0][0]
+    alike: dict[Signature, list[tuple[Form, int]]] = {}
+    first = 0
+    for forms, seats in several:
+        for form in forms:
+            alike.setdefault(form.signature, []).append((form, first))
+        first += seats
+    return [_joined(them) for them in alike.values()]
+
+
+def _joined(alike: list[tuple[Form, int]]) -> Form:
+    made = copy(alike[0][0])
+    made.seats = np.concatenate([form.seats + np.int32(first) for form, first in alike])
+    made.numbers = np.concatenate([form.numbers for form, _ in alike], axis=1)
+    return made
 
 
 @dataclass(slots=True)
@@ -286,21 +326,21 @@ class Columns:
 class Table:
     """The rounds of all seats; see the module.
 
-    Of each seat: `first`, its first round; `own`, `messages`, `blocks`, `reductions`, the numbers
-    of its rounds, of the messages and blocks that it sends, and of those that it combines.
+    Of each seat: `own`, `messages`, `blocks`, `reductions`, the numbers of its rounds, of the
+    messages and blocks that it sends, and of those that it combines.
 
-    Of each round: its `seat`; `following`, the round behind it, and `beside`, the first one of the
-    next strand (-1 for none); how many rounds end `before` it; whether it is `crowded`, so that a
-    receive could overwrite what another of its steps uses; and its ranges, as the first element
-    and the number of them, `stride` apart: `sends`, `receives`, `reads` and `actions`.
+    Of each round: its `seat`; its `place`, a number above those of the rounds before it; the rounds
+    before it that have messages, `timed`, and whether it has some itself, `takes_time`; the round
+    behind it, `following`, and `beside`, the first one of the next strand (-1 for none); whether it
+    is `crowded`, so that a receive could overwrite what another of its steps uses.
 
     Of each send: the round of its `sender` and `receiver`.  Of each receive: the send, `received`.
-    Of each block that is sent: its cell, `read`.
+    Of each block that is sent: its cell, `read`, and the round, `read_round`.
 
-    Of each action: its `kind`, RECV, REDUCE or COPY; `order` in the round, equal for those at once;
-    the `target`, a cell; the `source`, the cell of a copy or an index in `read`; of a REDUCE the
-    `peer`, and whether what is received is the `left` operand.  Of each cell: whether it is
-    `written`.
+    Of each action: the round, `action_round`; its `kind`, RECV, REDUCE or COPY; `order` in the
+    round, equal for those at once; the `target`, a cell; the `source`, the cell of a copy or an
+    index in `read`; of a REDUCE the `peer`, and whether what is received is the `left` operand.  Of
+    each cell: whether it is `written`.
     """
 
     def __init__(self, forms: list[Form], size: int, seats: int, count: int, scratch: int = 0):
@@ -310,7 +350,6 @@ class Table:
         self._offsets = np.array([0, count, 2 * count], np.int32)
         self.strands = any(form.families for form in forms)
         self.mixed = any(form.mixed for form in forms)
-        self.first = np.empty(seats, np.int32)
         self.own, self.messages, self.blocks, self.reductions = np.zeros((4, seats), np.int64)
         self.written = np.zeros(seats * self.width, bool)
         channels = seats * size * len(forms[0].strands)
@@ -319,15 +358,13 @@ class Table:
         for form in forms:
             base = self._add(form, columns, base)
         self._match(columns)
-        self.seat, self.stride, self.before = columns.get("seat", "stride", "before")
+        self.seat, self.place, self.crowded = columns.get("seat", "place", "crowded")
+        self.timed, self.takes_time = columns.get("timed", "takes_time")
         self.following, self.beside = columns.get("following", "beside")
-        self.sends = columns.get("sends", "sends_count")
-        self.receives = columns.get("receives", "receives_count")
-        self.reads = columns.get("reads", "reads_count")
-        self.actions = columns.get("actions", "actions_count")
-        self.read, self.target = columns.get("read", "target")
+        self.read, self.read_round = columns.get("read", "read_round")
+        self.target, self.action_round = columns.get("target", "action_round")
         self.peer, self.left = columns.get("peer", "left")
-        self.kind, self.order, self.crowded = columns.get("kind", "order", "crowded")
+        self.kind, self.order = columns.get("kind", "order")
 
     def _add(self, form: Form, columns: Columns, base: np.ndarray) -> np.ndarray:
         """Append the arrays of a form; `base` has the numbers of elements so far, and the result.
@@ -378,19 +415,87 @@ class Table:
             crowded=np.repeat(self._crowded(plan, acts, columns.pieces["read"][-1], target), lanes)
         )
         self._check_strands(form, columns.pieces["read"][-1], target, source)
-        for k, name in enumerate(("sends", "receives", "reads", "actions")):
-            columns.add(**{name: flat(plan[:, k], k)})
-            columns.add(**{name + "_count": np.repeat(plan[:, 4 + k], lanes)})
+        rounds = np.arange(len(plan), dtype=np.int32)
+        for k, name in ((6, "read_round"), (7, "action_round")):
+            columns.add(**{name: flat(np.repeat(rounds, plan[:, k]), 4)})
+        takes_time = plan[:, 4] + plan[:, 5] > 0
+        timed = np.cumsum(takes_time, dtype=np.int32) - takes_time
+        columns.add(timed=np.repeat(timed, lanes), takes_time=np.repeat(takes_time, lanes))
+        columns.add(place=np.repeat(rounds, lanes), seat=np.tile(form.seats, len(plan)))
         for k, name in ((8, "following"), (9, "beside")):
             columns.add(**{name: np.where(plan[:, k, None] < 0, -1, flat(plan[:, k], 4))})
-        columns.add(before=np.repeat(plan[:, 10], lanes), seat=np.tile(form.seats, len(plan)))
-        columns.add(stride=np.full(len(plan) * lanes, lanes, np.int32))
-        self.first[form.seats] = base[4] + form.first * lanes + here
         self.own[form.seats], self.messages[form.seats] = form.own, len(form.sends)
         self.blocks[form.seats] = len(form.reads)
         self.reductions[form.seats] = combined.sum()
         lists = (form.sends, form.receives, form.reads, form.actions, plan)
         return base + np.array([lanes * len(each) for each in lists], np.int32)
+
+    def times(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return :attr:`steps`, or with `start`, the clocks of the seats, the clocks of all rounds.
+
+        These are the same, but rounds without messages take no time.
+        """
+        if start is None or (self.takes_time.all() and not start.any()):
+            return self.steps
+        return self._times(start)
+
+    @cached_property
+    def steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """When each round begins, and when its last message moves."""
+        return self._times(None)
+
+    def _times(self, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each round when it begins, and when its last message moves.
+
+        A message moves when both ends have begun.  A round begins one step after the last message
+        of those before it.  Raises Unfit if times do not settle, as those of a deadlock.
+        """
+        if start is None:
+            begin, step = self.place.astype(np.int64), np.ones(len(self.seat), np.int64)
+        else:
+            begin, step = self.timed + start[self.seat], self.takes_time.astype(np.int64)
+        if self.strands:
+            begin[:] = 0 if start is None else start[self.seat]
+        usual = begin.copy()
+        for _ in range(_PATIENCE * self.size):
+            end = begin.copy()
+            one, other = begin[self.sender], begin[self.receiver]
+            apart = np.flatnonzero(one != other)
+            if apart.size:
+                np.maximum.at(end, self.sender[apart], other[apart])
+                np.maximum.at(end, self.receiver[apart], one[apart])
+            elif not self.strands:
+                return begin, end
+            later = self._behind(begin, end, step, usual)
+            if (later == begin).all():
+                return begin, end
+            begin = later
+        raise Unfit("a deadlock")
+
+    def _behind(
+        self, begin: np.ndarray, end: np.ndarray, step: np.ndarray, usual: np.ndarray
+    ) -> np.ndarray:
+        """Return when rounds begin that wait for those before them in their seat."""
+        later = begin.copy()
+        if self.strands:
+            for rounds, when in ((self.following, end + step), (self.beside, begin)):
+                np.maximum.at(later, rounds[rounds >= 0], when[rounds >= 0])
+            return later
+        # A round is late by as much as any one before it in its seat.
+        line, same = self._line
+        late = (end - usual)[line] + self.seat[line] * _APART
+        behind = np.maximum.accumulate(late)[:-1] - self.seat[line[:-1]] * _APART
+        late[1:] = np.where(same, behind, 0)
+        late[0] = 0
+        later[line] = np.maximum(begin[line], usual[line] + late)
+        return later
+
+    @cached_property
+    def _line(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rounds of each seat one behind the other, and whether the next has the same seat."""
+        seats = self.seat.astype(np.uint16) if self.seats < 1 << 16 else self.seat  # a radix sort
+        line = np.argsort(seats, kind="stable")
+        return line, np.diff(self.seat[line]) == 0
 
     def _cells(self, form: Form, rows: np.ndarray, buffers: np.ndarray) -> np.ndarray:
         blocks = form.numbers[rows]
@@ -457,14 +562,3 @@ class Table:
         if part.any():
             read += columns["read_stride"][send] * part[messages]
         self.source[messages] = read
-
-
-def ranged(table: Table, ranges: tuple[np.ndarray, np.ndarray], rounds: np.ndarray) -> np.ndarray:
-    """Return the elements of ranges of some rounds."""
-    firsts, counts = ranges[0][rounds], ranges[1][rounds]
-    most = int(counts.max(initial=0))
-    if most < 2:
-        return firsts if counts.all() else firsts[counts > 0]
-    owner = np.repeat(np.arange(len(rounds)), counts)
-    within = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-    return firsts[owner] + within * table.stride[rounds][owner]

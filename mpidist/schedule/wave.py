@@ -11,7 +11,8 @@ proof, and the machine says what is wrong, or proves it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise
 
 import numpy as np
 
@@ -22,7 +23,21 @@ from .ranks import Unfit
 from .registry import Algorithm, Groups
 from .shared import shared_proofs
 from .state import State
-from .table import COPY, RECV, REDUCE, Form, Table, forms_of, ranged
+from .table import COPY, RECV, REDUCE, Form, Table, between, forms_of, join
+
+
+@dataclass(frozen=True)
+class Given:
+    """Parameters of a schedule, but for its algorithm and number of ranks, for several roots.
+
+    No more than `few` roots run at once, unless they share what they do.
+    """
+
+    roots: tuple[int, ...]
+    arity: int = 2
+    groups: Groups | None = None
+    pieces: int = 1
+    few: int = 1 << 30
 
 
 def proofs(
@@ -37,50 +52,80 @@ def proofs(
 
     Parameters are those of :meth:`~mpidist.schedule.Algorithm.schedule`, but for the roots.
     """
-    count = algorithm.block_count(size, groups=groups) * pieces
-    judged = algorithm.combines_as_tree(size, groups)
+    found = proofs_of(algorithm, size, [Given(tuple(roots), arity, groups, pieces)])
+    return None if found is None else found[0]
+
+
+def proofs_of(
+    algorithm: Algorithm, size: int, several: Sequence[Given]
+) -> list[list[Proof]] | None:
+    """Return the proofs for each of several parameters by root, or None if not all are found.
+
+    They run together, as if they were roots.
+    """
     try:
         if algorithm.memory is not None:
-            if groups is not None and len(groups) > 1:
+            if any(given.groups is not None and len(given.groups) > 1 for given in several):
                 return None
-            found = shared_proofs(algorithm, size, roots, count, arity, pieces, judged)
+            found = [_in_memory(algorithm, size, given) for given in several]
         else:
-            found = _by_messages(algorithm, size, roots, count, arity, groups, pieces, judged)
+            found = _by_messages(algorithm, size, several)
     except Exception:  # Unfit, and whatever a generator raises
         return None
     for claimed, name in ((algorithm.ordered, "ordered"), (algorithm.at_once, "at_once")):
-        if claimed and not all(getattr(proof, name) for proof in found):
+        if claimed and not all(getattr(proof, name) for proof in chain(*found)):
             return None
     return found
 
 
-# Of the type of the array: with the 1 of Python, ``subtract.at`` takes 70 times as long.
-_ONE = np.int32(1)
+def _in_memory(algorithm: Algorithm, size: int, given: Given) -> list[Proof]:
+    count = algorithm.block_count(size, groups=given.groups) * given.pieces
+    judged = algorithm.combines_as_tree(size, given.groups)
+    return shared_proofs(algorithm, size, given.roots, count, given.arity, given.pieces, judged)
+
+
+_LARGE = 1 << 16  # peers and blocks of a schedule for all its roots, below which joining is better
 _FIGURES = ("own", "messages", "blocks", "reductions")  # of a table, by seat
 
 
-def _by_messages(
-    algorithm: Algorithm,
-    size: int,
-    roots: Sequence[int],
-    count: int,
-    arity: int,
-    groups: Groups | None,
-    pieces: int,
-    judged: bool,
-) -> list[Proof]:
-    forms = forms_of(algorithm, size, roots, arity, groups, pieces)
-    contract, numbers = algorithm.contract, np.asarray(roots)
-    # Moving data is the same for every root, if ranks and blocks are renumbered: the end state too.
-    # What is combined is not, since the lower rank has the left operand.
-    alike = len(roots) > 1 and contract.rooted and not contract.reduces
-    if alike and all(form.turns(size, numbers, count) for form in forms):
-        forms = [first for form in forms if (first := form.of_first(size))]
-        (proof,) = _proved(algorithm, forms, size, roots[:1], count, judged)
-        return [_turned(proof, root) for root in roots]
-    if len(roots) > 1 and contract.reduces and (parts := cut(forms, size, count)):
-        return _proved(algorithm, parts[1], size, roots, count, judged, parts[0])
-    return _proved(algorithm, forms, size, roots, count, judged)
+def _by_messages(algorithm: Algorithm, size: int, several: Sequence[Given]) -> list[list[Proof]]:
+    contract = algorithm.contract
+    found: list[list[Proof]] = [[] for _ in several]
+    strands: dict[tuple[int, ...], int] = {}
+    # By the number of blocks, and whether all is judged: what runs together.
+    joined: dict[tuple[int, bool], list[tuple[int, list[Form], tuple[int, ...]]]] = {}
+    for k, given in enumerate(several):
+        roots, groups = given.roots, given.groups
+        count = algorithm.block_count(size, groups=groups) * given.pieces
+        judged = algorithm.combines_as_tree(size, groups)
+        forms = forms_of(algorithm, size, roots, given.arity, groups, given.pieces, strands)
+        # Moving data is the same for every root, if ranks and blocks are renumbered: the end state
+        # too.  What is combined is not, since the lower rank has the left operand.
+        alike = len(roots) > 1 and contract.rooted and not contract.reduces
+        if alike and all(form.turns(size, np.asarray(roots), count) for form in forms):
+            forms = [first for form in forms if (first := form.of_first(size))]
+            roots = roots[:1]
+        elif len(roots) > given.few or sum(form.numbers.size for form in forms) > _LARGE:
+            parts = cut(forms, size, count) if len(roots) > 1 and contract.reduces else None
+            if parts:
+                found[k] = _proved(algorithm, parts[1], size, roots, count, judged, parts[0])
+                continue
+            for i in range(0, len(roots), given.few) if len(roots) > given.few else ():
+                some = roots[i : i + given.few]
+                part = between(forms, i * size, (i + len(some)) * size)
+                found[k] += _proved(algorithm, part, size, some, count, judged)
+            if found[k]:
+                continue
+        joined.setdefault((count, judged), []).append((k, forms, roots))
+    for (count, judged), them in joined.items():
+        every = [root for _, _, roots in them for root in roots]
+        forms = join([(forms, size * len(roots)) for _, forms, roots in them])
+        made = iter(_proved(algorithm, forms, size, every, count, judged))
+        for k, _, roots in them:
+            found[k] += islice(made, len(roots))
+            if len(roots) < len(several[k].roots):
+                found[k] = [_turned(found[k][0], root) for root in several[k].roots]
+    return found
 
 
 def _turned(proof: Proof, root: int) -> Proof:
@@ -126,138 +171,133 @@ def _proved(
 
 
 class _Wave(State):
-    """The state of all seats of a table, of which rounds are in progress."""
+    """The state of all seats of a table; its rounds are done step by step, at all seats at once."""
 
     def __init__(self, contract: Contract, table: Table, roots: Sequence[int], equal_blocks: bool):
         super().__init__(contract, table.size, roots, table.count, table.width, equal_blocks)
         self.table, self.written = table, table.written
-        self.content = np.empty(len(table.read), np.int32)
-        rounds = len(table.seat)
-        self.clock = np.zeros(rounds, np.int32)  # at the beginning
-        self.after = np.zeros(rounds, np.int32)  # at the end
-        self.pending = table.sends[1] + table.receives[1]
-        self.before = table.before.copy()
-        self.posted = np.zeros((2, len(table.sender)), bool)  # sends, and their receives
-        self.mark = np.zeros(max(len(self.memory), rounds), np.int64)
+        self.content = np.empty(len(table.read), np.int32)  # of messages, block by block
+        self.start = np.zeros(self.seats, np.int64)  # clocks
+        self.mark = np.zeros(len(self.memory), np.int64)
         self.stamp = 1
 
     def follow(self, before: _Wave) -> None:
         """Begin where a wave of one root has ended, which counts for every root."""
-        table, first, times = self.table, before.table, len(self.roots)
+        table, times = self.table, len(self.roots)
         self.terms, self.at_once = before.terms, before.at_once & self.at_once
         self.memory[:] = np.tile(before.memory, times)
         self.written |= np.tile(before.written, times)
-        last = first.following < 0
-        clock = np.empty(self.size, np.int32)
-        clock[first.seat[last]] = before.after[last]
-        self.clock[table.first] = np.tile(clock, times)
+        self.start[:] = np.tile(before.clocks(), times)
         for name in _FIGURES:
-            setattr(table, name, getattr(table, name) + np.tile(getattr(first, name), times))
+            setattr(table, name, getattr(table, name) + np.tile(getattr(before.table, name), times))
+
+    def clocks(self) -> np.ndarray:
+        """Return the clock of each seat at its end."""
+        table, clocks = self.table, self.start.copy()
+        end = table.times(self.start)[1]
+        np.maximum.at(clocks, table.seat, end + table.takes_time)
+        return clocks
+
+    def proved(self) -> list[Proof]:
+        """Check the end state, and return the proofs by root."""
+        depth = self.clocks().reshape(-1, self.size).max(axis=1)
+        return self.proofs(depth, **{name: getattr(self.table, name) for name in _FIGURES})
 
     def run(self) -> None:
         """Run all seats to their ends."""
         table = self.table
-        front = self._beside(table.first)
-        done = 0
-        while front.size:
-            ended = self._begin(front)
-            done += len(ended)
-            self._end(ended)
-            front = self._next(ended)
-        if done < len(table.seat):
-            raise Unfit("a deadlock")
-
-    def proved(self) -> list[Proof]:
-        """Check the end state, and return the proofs by root."""
-        table = self.table
-        depth = np.zeros(len(self.roots), np.int32)
-        np.maximum.at(depth, table.seat // self.size, self.after)
-        return self.proofs(depth, **{name: getattr(table, name) for name in _FIGURES})
-
-    def _beside(self, rounds: np.ndarray) -> np.ndarray:
-        """Return rounds with the first rounds of the strands beside those that they begin."""
-        if not self.table.strands:
-            return rounds
-        found, more = [rounds], rounds
-        while more.size:
-            others = self.table.beside[more]
-            self.clock[others[others >= 0]] = self.clock[more[others >= 0]]
-            more = others[others >= 0]
-            found.append(more)
-        return np.concatenate(found)
-
-    def _begin(self, front: np.ndarray) -> np.ndarray:
-        """Post the messages of rounds, and move those that can; return the rounds that end."""
-        table, posted, pending = self.table, self.posted, self.pending
-        reads = ranged(table, table.reads, front)
+        begin, end = table.steps
+        self.terms.reserve(int(np.count_nonzero(table.kind == REDUCE)))
+        if table.crowded.any():
+            self._check_clashes(begin)
+        reads = _sorted(begin[table.read_round])
+        actions = self._in_order(end)
+        bounds = _bounds(begin[table.read_round[reads]], int(end.max(initial=0)) + 1)
+        steps = self._steps(actions, end)
         cells = table.read[reads]
-        values = self.memory[cells]
-        if (values < 0).any():
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
+        for step, (first, stop) in enumerate(zip(bounds, bounds[1:])):
+            if first < stop:
+                self.content[reads[first:stop]] = self.memory[cells[first:stop]]
+            combined = [here for kind, here in steps.get(step, ()) if kind == REDUCE]
+            if combined and self.judged and not self.terms.idempotent:
+                self._judge(np.concatenate(combined))
+            for kind, here in steps.get(step, ()):
+                if kind == COPY:
+                    copies.append(self._copy(here))
+                else:
+                    self._act(kind, here)
+        if self.content.min(initial=0) < 0:
             raise Unfit("reads where nothing was written")
-        self.content[reads] = values
-        self._check_clashes(front[table.crowded[front]])
-        self.after[front] = self.clock[front]
-        received = table.received[ranged(table, table.receives, front)]
-        sent = ranged(table, table.sends, front)
-        posted[1, received] = True
-        moved = received[posted[0, received]]
-        posted[0, sent] = True
-        moved = np.concatenate([moved, sent[posted[1, sent]]])
-        if not moved.size:
-            return front[pending[front] == 0]
-        sender, receiver = table.sender[moved], table.receiver[moved]
-        arrival = np.maximum(self.clock[sender], self.clock[receiver]) + 1
-        both = np.concatenate([sender, receiver])
-        np.maximum.at(self.after, both, np.concatenate([arrival, arrival]))
-        np.subtract.at(pending, both, _ONE)
-        ended = self._unique(both[pending[both] == 0])
-        empty = front[table.sends[1][front] + table.receives[1][front] == 0]
-        return np.concatenate([ended, empty]) if empty.size else ended
+        received = np.flatnonzero(table.kind < (COPY if self.transposed else REDUCE))
+        copies.append((table.target[received], self.content[table.source[received]]))
+        for target, values in copies:
+            self.check_lengths(target, values)
+
+    def _in_order(self, end: np.ndarray) -> np.ndarray:
+        """Return the actions in the order in which they are done."""
+        table = self.table
+        orders = int(table.order.max(initial=0)) + 1
+        sub = table.order * np.int32(COPY + 1) + table.kind
+        if (int(end.max(initial=0)) + 1) * orders * (COPY + 1) < 1 << 16:
+            return _sorted(end[table.action_round] * (orders * (COPY + 1)) + sub)
+        actions = _sorted(sub)
+        return actions[_sorted(end[table.action_round[actions]])]
+
+    def _steps(
+        self, actions: np.ndarray, end: np.ndarray
+    ) -> dict[int, list[tuple[int, np.ndarray]]]:
+        """Return by step the kinds and the actions that are done at once, in their order."""
+        table = self.table
+        steps: dict[int, list[tuple[int, np.ndarray]]] = {}
+        if not actions.size:
+            return steps
+        when, order, kind = (
+            column[actions] for column in (end[table.action_round], table.order, table.kind)
+        )
+        new = (np.diff(when) != 0) | (np.diff(order) != 0) | (np.diff(kind) != 0)
+        bounds = [0, *(np.flatnonzero(new) + 1).tolist(), len(actions)]
+        firsts = np.array(bounds[:-1])
+        for first, stop, step, what in zip(
+            bounds, bounds[1:], when[firsts].tolist(), kind[firsts].tolist()
+        ):
+            steps.setdefault(step, []).append((what, actions[first:stop]))
+        return steps
 
     def _unique(self, items: np.ndarray) -> np.ndarray:
-        """Return each of these indices once."""
+        """Return each of these cells once."""
         here = np.arange(len(items))
         self.mark[items] = here + self.stamp
         once = self.mark[items] == here + self.stamp
         self.stamp += len(items)
         return items[once]
 
-    def _check_clashes(self, front: np.ndarray) -> None:
+    def _check_clashes(self, begin: np.ndarray) -> None:
         """Raise Unfit if a receive of a round overwrites what another of its steps uses."""
-        if not front.size:
-            return
-        table = self.table
-        read = table.read[ranged(table, table.reads, front)]
-        actions = ranged(table, table.actions, front)
-        kind, cells = table.kind[actions], table.target[actions]
-        received = cells[kind == RECV]
-        if len(self._unique(received)) < len(received):
-            raise Unfit("is received twice in one round")
-        first = self.stamp - len(received)
-        if (self.mark[read] >= first).any() or (self.mark[cells[kind == REDUCE]] >= first).any():
-            raise Unfit("is used and overwritten in one round")
-
-    def _end(self, ended: np.ndarray) -> None:
-        """Apply what rounds have received, and their copies, in the order of their steps."""
-        table = self.table
-        actions = ranged(table, table.actions, ended)
-        if self.judged:
-            self._judge(actions[table.kind[actions] == REDUCE])
-        order = table.order[actions]
-        steps = [actions]
-        if order.any():
-            counts = np.bincount(order)
-            short = order.astype(np.uint16) if len(counts) < 1 << 16 else order  # a radix sort
-            steps = np.split(actions[np.argsort(short, kind="stable")], np.cumsum(counts)[:-1])
-        for here in steps:
-            kind = table.kind[here]
-            for each in np.flatnonzero(np.bincount(kind, minlength=COPY + 1)):
-                self._act(int(each), here[kind == each])
+        table, last = self.table, int(begin.max()) + 1
+        reads = np.flatnonzero(table.crowded[table.read_round])
+        reads = reads[_sorted(begin[table.read_round[reads]])]
+        actions = np.flatnonzero(table.crowded[table.action_round])
+        actions = actions[_sorted(begin[table.action_round[actions]])]
+        bounds = zip(
+            _bounds(begin[table.read_round[reads]], last),
+            _bounds(begin[table.action_round[actions]], last),
+        )
+        cells, target, kind = table.read[reads], table.target[actions], table.kind[actions]
+        for (first, begins), (stop, ends) in pairwise(bounds):
+            if begins == ends:
+                continue
+            here, what = target[begins:ends], kind[begins:ends]
+            received = here[what == RECV]
+            if len(self._unique(received)) < len(received):
+                raise Unfit("is received twice in one round")
+            since = self.stamp - len(received)
+            used = cells[first:stop]
+            if (self.mark[used] >= since).any() or (self.mark[here[what == REDUCE]] >= since).any():
+                raise Unfit("is used and overwritten in one round")
 
     def _judge(self, actions: np.ndarray) -> None:
         """Judge what rounds combine at once in each cell: what it has, and what is received."""
-        if not actions.size or self.terms.idempotent:
-            return
         table = self.table
         target = table.target[actions]
         cells = self._unique(target)
@@ -273,28 +313,33 @@ class _Wave(State):
         self.stamp += len(cells)
 
     def _act(self, kind: int, actions: np.ndarray) -> None:
+        """Store or combine what has been received."""
         table, memory = self.table, self.memory
-        target, source = table.target[actions], table.source[actions]
-        values = memory[source] if kind == COPY else self.content[source]
+        target, values = table.target[actions], self.content[table.source[actions]]
         if kind == REDUCE:
             own, left = memory[target], table.left[actions]
-            if (own < 0).any():
+            if own.min() < 0 or values.min() < 0:
                 raise Unfit("reduces where nothing was written")
             values = self.terms.combine(np.where(left, values, own), np.where(left, own, values))
-        elif kind == COPY and (values < 0).any():
-            raise Unfit("copies where nothing was written")
-        if kind != REDUCE or self.transposed:
-            self.check_lengths(target, values)
         memory[target] = values
 
-    def _next(self, ended: np.ndarray) -> np.ndarray:
-        """Return the rounds that begin, now that others have ended."""
-        following = self.table.following[ended]
-        going = following >= 0
-        following, clock = following[going], self.after[ended[going]]
-        if not self.table.strands:
-            self.clock[following] = clock
-            return following
-        np.maximum.at(self.clock, following, clock)
-        np.subtract.at(self.before, following, _ONE)
-        return self._beside(self._unique(following[self.before[following] == 0]))
+    def _copy(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copy blocks; return where to, and what."""
+        target, values = self.table.target[actions], self.memory[self.table.source[actions]]
+        if values.min() < 0:
+            raise Unfit("copies where nothing was written")
+        self.memory[target] = values
+        return target, values
+
+
+def _sorted(keys: np.ndarray) -> np.ndarray:
+    """Return the indices that sort keys, in which equal ones keep their order."""
+    if (keys[1:] >= keys[:-1]).all():
+        return np.arange(len(keys))
+    short = keys.astype(np.uint16) if keys.max() < 1 << 16 else keys  # a radix sort
+    return np.argsort(short, kind="stable")
+
+
+def _bounds(keys: np.ndarray, last: int) -> list[int]:
+    """Return where each of the numbers up to `last` begins among sorted keys."""
+    return np.searchsorted(keys, np.arange(last + 1)).tolist()

@@ -55,27 +55,24 @@ def test_a_tree_from_the_root_has_no_beginning_of_all_roots():
     assert parts(find("reduce", "binomial").algorithm, 8, [0, 3]) is None
 
 
-def test_of_few_roots_more_is_the_same():
+def test_recursive_halving_is_the_beginning_before_a_gather():
     halving = find("reduce", "reduce_scatter_gather").algorithm
     assert parts(halving, 8, [0, 5])[0] == [3] * 8  # recursive halving
-    assert parts(halving, 8, [3, 3])[1] == [0] * 16  # all of it, to one root
 
 
 def test_a_message_that_ends_in_a_later_round_is_not_in_it():
     def rounds(rank, size, root):
-        if rank == 1 or rank == 2:
-            yield Send(0)
-        if rank == 3:
-            yield Send(2), Reduce(2)
-        if rank == 2:
-            yield Send(3), Reduce(3)
-        if rank == 0:  # only this rank's round depends on the root
-            yield (Reduce(2), Reduce(1)) if root else (Reduce(1), Reduce(2))
+        if rank < 3:  # around the ring: 0 to 2 exchange with their right and left
+            right, left = (rank + 1) % 3, (rank - 1) % 3
+            yield Send(right), Reduce(left)
+            yield Send(right), Reduce(left)
+        else:
+            yield (Send(4), Reduce(4)) if rank == 3 else (Send(3), Reduce(3))
+            block = 1 if rank == 4 and root else 0  # only this round depends on the root
+            yield (Send(7 - rank, block), Reduce(7 - rank, 0))
 
-    made = replace(DIRECT, function=lambda rank, size, *, root: rounds(rank, size, root), blocks=1)
-    # Ranks 1 and 2 send to rank 0 first; so rank 2 does not come to its exchange with rank 3.
-    assert parts(made, 4, [0, 1]) is None
-    assert parts(made, 4, [1, 1])[0] == [1, 1, 2, 1]
+    made = replace(DIRECT, function=lambda rank, size, *, root: rounds(rank, size, root), blocks=2)
+    assert parts(made, 5, [0, 1])[0] == [2, 2, 2, 1, 1]
 
 
 def test_a_fault_behind_the_beginning_of_one_root_is_no_proof():
@@ -108,21 +105,20 @@ def test_a_fault_in_the_beginning_is_no_proof():
 
 def test_clocks_scratch_and_figures_go_on_behind_the_beginning():
     def rounds(rank, size, root):
-        if rank == 1:
-            yield Send(0)
-        if rank == 0:
-            yield Reduce(1)
-            yield Copy(0, 0, "out", "tmp")
-        if root == 0 and rank in (0, 2):
-            yield Reduce(2) if rank == 0 else Send(0)
-        if root == 2 and rank in (0, 2):  # of what was kept before
-            yield Send(2, 0, "tmp") if rank == 0 else Reduce(0)
-            yield Copy(0, 0, "out", "tmp")
+        """Keep what there is in "tmp", and send it from there."""
+        yield Copy(0, 0, "out", "tmp")
+        yield (Send(rank ^ 1, 0, "tmp"), Reduce(rank ^ 1, 0))
+        yield Copy(0, 0, "out", "tmp")
+        if rank == root:
+            yield Reduce(3 - root)
+        elif rank == 3 - root:
+            yield Send(root, 0, "tmp")
 
-    (begun, rest), proved = reduced(rounds, 3, [0, 2])
-    assert begun == [2, 1, 0] and rest == [1, 0, 1, 2, 0, 2]
+    (begun, rest), proved = reduced(rounds, 4, [0, 3])
+    assert begun == [3] * 4 and rest == [1, 0, 0, 1] * 2
     assert [proof.depth for proof in proved] == [2, 2]
-    assert [proof.written for proof in proved] == [(2, 0, 0), (2, 0, 2)]
+    assert [proof.written for proof in proved] == [(2, 2, 2, 2)] * 2
+    assert [proof.rounds for proof in proved] == [4, 4]
 
 
 def test_schedules_with_strands_are_run_whole():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
-from mpidist.schedule import Algorithm, Recv, Send, find, parallel
+from mpidist.schedule import Algorithm, Copy, Recv, Send, find, parallel
 from mpidist.schedule.ranks import Unfit
-from mpidist.schedule.table import Table, forms_of, ranged
+from mpidist.schedule.table import Table, between, forms_of, join
 
 
 def broadcast(function, blocks=1):
@@ -48,12 +48,76 @@ def test_sends_and_receives_are_matched_in_order():
     assert pairs == {(0, 1), (2, 0), (1, 2)}
 
 
-def test_ranges_are_elements_of_rounds():
+def test_messages_have_the_rounds_of_both_ends():
     made = table(find("scatter", "linear").algorithm, 4, [0])
-    sends = ranged(made, made.sends, made.first)
-    assert sorted(made.seat[made.sender[sends]].tolist()) == [0, 0, 0]
-    received = ranged(made, made.receives, made.first)
-    assert sorted(made.seat[made.receiver[made.received[received]]].tolist()) == [1, 2, 3]
+    assert made.seat[made.sender].tolist() == [0, 0, 0]
+    assert sorted(made.seat[made.receiver].tolist()) == [1, 2, 3]
+    assert made.seat[made.read_round].tolist() == [0, 0, 0]
+
+
+def times(rounds, size, start=None):
+    """When the rounds of each rank begin and end, by rank."""
+    made = table(broadcast(lambda rank, size, *, root: iter(rounds(rank, size))), size, [0])
+    found = made.times(None if start is None else np.array(start))
+    return [
+        [tuple(int(when[r]) for when in found) for r in np.flatnonzero(made.seat == rank)]
+        for rank in range(size)
+    ]
+
+
+def test_a_round_ends_when_its_last_partner_has_begun():
+    def chain(rank, size):
+        """Two rounds of rank 0, of which the second is for rank 2, which waits for rank 1."""
+        if rank == 0:
+            return [Send(1), Send(2)]
+        if rank == 1:
+            return [Recv(0), Send(2)]
+        return [Recv(1), Recv(0)]
+
+    assert times(chain, 3) == [[(0, 0), (1, 2)], [(0, 0), (1, 1)], [(0, 1), (2, 2)]]
+
+
+def test_a_clock_stands_still_in_rounds_without_messages():
+    def after_copies(rank, size):
+        if rank:
+            return [Recv(0), Copy(0, 0, "out", "tmp")]
+        return [*[Copy(0, 0, "out", "tmp")] * 3, Send(1)]
+
+    assert times(after_copies, 2) == [[(0, 0), (1, 1), (2, 2), (3, 3)], [(0, 3), (4, 4)]]
+    assert times(after_copies, 2, [0, 0])[0][-1] == (0, 0)
+    assert times(after_copies, 2, [5, 1]) == [[(5, 5)] * 4, [(1, 5), (6, 6)]]
+
+
+def test_strands_begin_together_and_end_before_what_follows():
+    def strands(rank, size):
+        other = 1 - rank
+        one, two = (Send, Recv) if rank == 0 else (Recv, Send)
+        return [
+            parallel([one(other), one(other)], [two(other, buffer="tmp")]),
+            one(other),
+        ]
+
+    (first, *rest), _ = times(strands, 2)
+    assert first == (0, 0) and max(rest)[0] == max(begin for begin, _ in rest) >= 3
+
+
+def test_times_of_a_deadlock_do_not_settle():
+    def waits(rank, size):
+        return [Recv(1), Send(1)] if rank == 0 else [Recv(0), Send(0)]
+
+    with pytest.raises(Unfit, match="deadlock"):
+        times(waits, 2)
+
+
+def test_joined_forms_are_one_if_their_steps_are():
+    ring = find("allreduce", "ring").algorithm
+    forms = [forms_of(ring, 4, [0]) for _ in range(3)]
+    (made,) = join([(each, 4) for each in forms])
+    assert made.seats.tolist() == list(range(12))
+    assert np.array_equal(made.numbers, np.tile(forms[0][0].numbers, 3))
+    (part,) = between([made], 4, 8)
+    assert part.seats.tolist() == [0, 1, 2, 3]
+    assert np.array_equal(part.numbers, forms[0][0].numbers)
 
 
 @pytest.mark.parametrize(
