@@ -34,6 +34,7 @@ from .options import (
     only,
     pipeline_schedule,
 )
+from .proved import earlier, keep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,6 +132,7 @@ def _complete(
 @only(
     ALGORITHMS,
     click.option("--jobs", type=Count(), help="Processes; by default one for each core."),
+    click.option("--again", is_flag=True, help="Also prove what an earlier run has proved."),
     click.option(
         "--needless",
         is_flag=True,
@@ -152,6 +154,7 @@ def prove_command(
     microbatches: list[int],
     chunks: list[int] | None,
     jobs: int | None,
+    again: bool,
     needless: bool,
     as_json: bool,
 ) -> int:
@@ -164,6 +167,10 @@ def prove_command(
     that operands combine in rank order.  A counter-example names rank, round and block; the exit
     code is then 1.  The algorithm of an MSCCL file, FILE.xml, is proved as it stands and as rounds;
     an execution plan of MSCCL++, PLAN.json, over two launches, with all races of thread blocks.
+
+    What has been proved is remembered in $XDG_CACHE_HOME/mpidist (by default ~/.cache/mpidist)
+    until the sources of the algorithms or of the prover change, and not proved twice without
+    --again.  Algorithms of your own, and whatever is proved beside them, are proved each time.
 
     With --needless, every algorithm in shared memory is proved again without each of its meetings
     and messages without blocks, and a plan without each signal and its wait, semaphore, barrier and
@@ -197,13 +204,23 @@ def prove_command(
         if plans and ranks:
             raise click.UsageError("--ranks: a plan is for its own number of GPUs")
         others = not plans or given or collective or algorithm
-        for name, option in (("arity", "--arity"), ("jobs", "--jobs"), ("imports", "--import")):
+        for name, option in (
+            ("arity", "--arity"),
+            ("jobs", "--jobs"),
+            ("again", "--again"),
+            ("imports", "--import"),
+        ):
             source = context.get_parameter_source(name)
             if not others and source is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"{option}: only for {ALGORITHMS}, not for a plan")
         if others:
+            kept = None if again else earlier()
+            known = {} if kept is None else kept[2]
+            number = len(known)
             with progress_bar("proving") as advance:
-                rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance))]
+                rows = [*sweep(sizes, *chosen, arity, jobs, _on_proof(advance), known)]
+            if kept is not None and len(known) > number:
+                keep(*kept)
         rows.sort(key=lambda row: list(COLLECTIVES).index(row.collective))
         if needless:
             spare = [s for row in rows if row.proved for s in _needless(row, arity[0])]
@@ -396,10 +413,12 @@ def _print_algorithms(console: Console, rows: list[Row], seconds: float) -> None
                 markup=False,
                 style="red",
             )
+    before = sum(row.before for row in rows)
     wrong = sum(not row.proved for row in rows)
     console.print(
         f"{counted(len(rows), 'algorithm')}, "
         f"{counted(sum(row.proofs for row in rows), 'proof')} of "
         f"{counted(sum(row.messages for row in rows), 'message')} in {seconds:.1f} s: "
         + (f"{wrong} NOT proved" if wrong else "all proved")
+        + (f"; an earlier run had {before:,} of these proofs" if before else "")
     )

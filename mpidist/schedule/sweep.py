@@ -46,6 +46,12 @@ class ProofTask:
     roots: tuple[int, ...]
     arities: tuple[int, ...]
 
+    @property
+    def label(self) -> str:
+        """What is proved, as text, but for the module."""
+        parts = (self.size, *self.roots, "by", *self.arities)
+        return f"{self.collective} {self.name} {' '.join(map(str, parts))}"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -56,6 +62,7 @@ class Result:
     messages: int
     seconds: float
     counterexample: str | None
+    before: bool = False  # whether an earlier sweep has proved it
 
 
 def groupings(size: int) -> list[Groups]:
@@ -330,6 +337,8 @@ class Row:
         CPU time of the proofs, on all cores together.
     counterexample : str or None
         The first counter-example, of the smallest size; None if everything was proved.
+    before : int
+        Number of proofs that were `known`, of an earlier sweep.
     """
 
     collective: str
@@ -341,6 +350,7 @@ class Row:
     messages: int
     seconds: float
     counterexample: str | None
+    before: int = 0
 
     @property
     def proved(self) -> bool:
@@ -355,6 +365,7 @@ def sweep(
     arities: Sequence[int] = (2, 3, 4, 8),
     jobs: int | None = None,
     progress: Progress | None = None,
+    known: dict[str, list[int]] | None = None,
 ) -> list[Row]:
     """Prove algorithms for many sizes; every root, and every arity and grouping where they matter.
 
@@ -374,6 +385,9 @@ def sweep(
     progress : callable, optional
         Called as ``progress(done, total, label)`` with the number of finished and of all tasks, and
         the algorithm of the task that has just finished.
+    known : dict, optional
+        What earlier sweeps of the same sources have proved, with the numbers of proofs and messages
+        of each task by its label.  It is not proved again, and what is proved now is added.
 
     Returns
     -------
@@ -386,9 +400,17 @@ def sweep(
     chosen = _choose(collectives, algorithms, arities)
     tasks = [t for a, ks in chosen for size in sizes for t in tasks_of(a, size, ks)]
     tasks.sort(key=lambda task: -task.size * len(task.roots))
-    results = []
-    for result in results_of(tasks, jobs):
+    known = {} if known is None else known
+    results = [
+        Result(task, proofs, messages, 0.0, None, before=True)
+        for task in tasks
+        if task.label in known
+        for proofs, messages in (known[task.label],)
+    ]
+    for result in results_of([task for task in tasks if task.label not in known], jobs):
         results.append(result)
+        if result.counterexample is None:
+            known[result.task.label] = [result.proofs, result.messages]
         if progress is not None:
             label = f"{result.task.collective} {result.task.name}"
             progress(len(results), len(tasks), label)
@@ -444,4 +466,5 @@ def _row(algorithm: Algorithm, sizes: list[int], results: list[Result]) -> Row:
         sum(r.messages for r in mine),
         round(sum(r.seconds for r in mine), 6),
         next((r.counterexample for r in mine if r.counterexample), None),
+        sum(r.proofs for r in mine if r.before),
     )
