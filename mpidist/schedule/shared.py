@@ -233,11 +233,15 @@ class _Shared(State):
         seats, lanes = part.seats, len(part.seats)
         part.rounds += 1
         writes: list[tuple[Step, np.ndarray, np.ndarray, int, Any]] = []
-        folds: dict[int, list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]] = {}
+        # By their number of operands, and as many at once as a cache holds.
+        folds: dict[tuple[int, int], list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]] = {}
+        operands_so_far = 0
         for index, step in enumerate(steps):
             if isinstance(step, Fold):
                 peers, read, target, others = self._fold(seats, step)
-                folds.setdefault(len(peers), []).append((index, peers, read, target))
+                key = len(peers), operands_so_far // _MANY
+                folds.setdefault(key, []).append((index, peers, read, target))
+                operands_so_far += read.size
                 self.reductions[seats] += (len(peers) - 1) * len(target)
                 self.reads[seats] += others * len(target)
                 buffers = step.source, step.own

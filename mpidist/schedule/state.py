@@ -173,7 +173,8 @@ def _blocks_of(
 class State:
     """The cells of all seats, from the contract's start state on.
 
-    If `reached`, others read a seat's input in "in"; it is in "out" as well.
+    If `reached`, others read a seat's input in "in"; it is in "out" as well.  With the end state
+    `before` of one root, that of every root begins with it.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class State:
         width: int,
         equal_blocks: bool,
         reached: bool = False,
+        before: State | None = None,
     ):
         self.contract, self.size, self.roots = contract, size, np.asarray(roots)
         self.count, self.width, self.seats = count, width, size * len(roots)
@@ -193,6 +195,13 @@ class State:
         self.at_once = np.ones(len(roots), bool)  # by proof
         self.ranks = np.tile(np.arange(size), len(roots))
         self.seat_roots = np.repeat(self.roots, size)
+        self.memory: np.ndarray
+        self.written: np.ndarray
+        if before is not None:
+            self.terms, self.at_once = before.terms, before.at_once & self.at_once
+            self.memory = np.tile(before.memory, len(roots))
+            self.written = np.tile(before.written, len(roots))
+            return
         self.memory = np.full(self.seats * width, -1, np.int32)
         self.written = np.zeros(self.seats * width, bool)
         seats, blocks = self._blocks(contract.input_blocks)

@@ -155,41 +155,44 @@ def _proved(
 ) -> list[Proof]:
     """Return the proofs of forms; the forms `beginning` come before, for the first root."""
     scratch = max(form.scratch() for form in (*forms, *beginning))
-    before = None
+    before: _Wave | None = None
     for part, these in ((list(beginning), roots[:1]), (forms, roots)):
         if part:
             table = Table(part, size, size * len(these), count, scratch)
             if judged and table.mixed:
                 raise Unfit("a copy among what a round combines")
-            wave = _Wave(algorithm.contract, table, these, algorithm.equal_blocks)
-            wave.judged = judged
-            if before is not None:
-                wave.follow(before)
-            wave.run()
-            before = wave
-    return wave.proved()
+            before = _Wave(algorithm.contract, table, these, algorithm.equal_blocks, before)
+            before.judged = judged
+            before.run()
+    assert before is not None
+    return before.proved()
 
 
 class _Wave(State):
     """The state of all seats of a table; its rounds are done step by step, at all seats at once."""
 
-    def __init__(self, contract: Contract, table: Table, roots: Sequence[int], equal_blocks: bool):
-        super().__init__(contract, table.size, roots, table.count, table.width, equal_blocks)
-        self.table, self.written = table, table.written
+    def __init__(
+        self,
+        contract: Contract,
+        table: Table,
+        roots: Sequence[int],
+        equal_blocks: bool,
+        before: _Wave | None = None,
+    ):
+        """Begin where the wave `before` of one root has ended, which counts for every root."""
+        size, count, width = table.size, table.count, table.width
+        super().__init__(contract, size, roots, count, width, equal_blocks, before=before)
+        self.table = table
+        self.written |= table.written
         self.content = np.empty(len(table.read), np.int32)  # of messages, block by block
         self.start = np.zeros(self.seats, np.int64)  # clocks
         self.mark = np.zeros(len(self.memory), np.int64)
         self.stamp = 1
-
-    def follow(self, before: _Wave) -> None:
-        """Begin where a wave of one root has ended, which counts for every root."""
-        table, times = self.table, len(self.roots)
-        self.terms, self.at_once = before.terms, before.at_once & self.at_once
-        self.memory[:] = np.tile(before.memory, times)
-        self.written |= np.tile(before.written, times)
-        self.start[:] = np.tile(before.clocks(), times)
-        for name in _FIGURES:
-            setattr(table, name, getattr(table, name) + np.tile(getattr(before.table, name), times))
+        if before is not None:
+            self.start[:] = np.tile(before.clocks(), len(roots))
+            for name in _FIGURES:
+                figures = np.tile(getattr(before.table, name), len(roots))
+                setattr(table, name, getattr(table, name) + figures)
 
     def clocks(self) -> np.ndarray:
         """Return the clock of each seat at its end."""
