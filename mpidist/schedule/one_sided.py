@@ -352,7 +352,7 @@ class OneSided:
             meeting.waiting = []
         left, meeting.apart = meeting.apart, []
         for strand, awaits in left:
-            if all(peer in arrived for peer in awaits):
+            if all(map(arrived.__contains__, awaits)):
                 self.races.await_ranks(strand.rank, awaits)
                 self._leave(strand, meeting, awaits)
                 self._depart(strand)

@@ -91,7 +91,8 @@ def by_value(values: np.ndarray) -> list[np.ndarray]:
 def number(values: np.ndarray, bound: int | None = None) -> Any:
     """Return Ranks with these values, or a plain number if they are all the same."""
     first = values.item(0)
-    if first == values.item(-1) and (values == first).all():
+    alike = first == values.item(-1) == values.item(len(values) // 2)
+    if alike and (values == first).all():
         return first
     return Ranks(values, bound)
 

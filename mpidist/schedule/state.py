@@ -195,6 +195,7 @@ class State:
         self.at_once = np.ones(len(roots), bool)  # by proof
         self.ranks = np.tile(np.arange(size), len(roots))
         self.seat_roots = np.repeat(self.roots, size)
+        self.terms: TermArrays
         self.memory: np.ndarray
         self.written: np.ndarray
         if before is not None:
