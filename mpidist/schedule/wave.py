@@ -1,8 +1,9 @@
 """The wave: proofs of a schedule for many roots at once, by numpy, as the Python machine does them.
 
-A *wave* runs the rounds of all ranks that have begun, in one go: what they send is read, messages
-whose two ends have begun move, and rounds without further messages end; the rounds behind them are
-the next wave.  That is the rule of :mod:`.machine`: a message moves when both ends are posted.
+A *wave* is a step of all ranks: what the rounds that begin in it send is read, and what has arrived
+for the rounds that end in it is stored or combined.  When a round begins and ends does not depend
+on data, so it is known before (:meth:`.Table.times`), by the rule of :mod:`.machine`: a message
+moves when both ends are posted.
 
 It only proves.  Where it finds anything wrong, or a schedule that it does not know, there is no
 proof, and the machine says what is wrong, or proves it.
