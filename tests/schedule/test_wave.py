@@ -12,7 +12,7 @@ from mpidist.schedule import Copy, Recv, Reduce, Send, algorithm, algorithms, fi
 from mpidist.schedule.registry import unregister
 from mpidist.schedule.sweep import groupings, sweep
 from mpidist.schedule.table import forms_of
-from mpidist.schedule.wave import proofs
+from mpidist.schedule.wave import Given, proofs, proofs_of
 from tests.mutation import mutate, write_down
 from tests.support.how_long import takes_minutes
 
@@ -227,3 +227,55 @@ def test_a_generator_that_arrays_do_not_suit_is_proved_rank_by_rank():
 
     tried = replace(find("broadcast", "linear").algorithm, function=by_bits)
     compare(tried, 9, [0, 5], None)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "allreduce hierarchical",
+        "allreduce hierarchical_leaders",
+        "broadcast tree",
+        "broadcast double_binary_tree",  # with strands
+        "reduce tree",
+        "reduce hierarchical",
+        "reduce direct",
+    ],
+)
+def test_several_parameters_together_have_the_proofs_of_each(label):
+    algorithm = find(*label.split()).algorithm
+    roots = tuple(range(9)) if algorithm.contract.rooted else (0,)
+    several = [
+        Given(roots, arity, groups)
+        for groups in served(algorithm, 9)
+        for arity in ((2, 3) if "arity" in algorithm.uses else (2,))
+    ]
+    together = proofs_of(algorithm, 9, [*several, several[0]])
+    alone = [proofs(algorithm, 9, given.roots, given.arity, given.groups) for given in several]
+    assert together == [*alone, alone[0]]
+
+
+def test_more_than_few_roots_are_run_in_parts():
+    for name in ("tree", "direct"):
+        algorithm = find("reduce", name).algorithm
+        (found,) = proofs_of(algorithm, 7, [Given(tuple(range(7)), few=3)])
+        assert found == proofs(algorithm, 7, range(7))
+
+
+def test_one_wrong_arity_of_several_has_the_machines_counterexample():
+    @algorithm("broadcast", "some")
+    def some(rank, size, *, root, arity):
+        """Right for all arities but 3, which sends nothing to the last rank."""
+        others = [(root + i) % size for i in range(1, size)]
+        if arity == 3:
+            others = others[:-1]
+        if rank == root:
+            yield tuple(Send(peer) for peer in others)
+        elif rank in others:
+            yield Recv(root)
+
+    try:
+        (row,) = sweep(40, ["broadcast"], ["some"], jobs=1)
+    finally:
+        unregister("broadcast", "some")
+    assert row.proofs == 3 * 40
+    assert row.counterexample.startswith("40 ranks, root 0, arity 3: rank 39")
