@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -253,9 +253,14 @@ def forms_of(
     Forms that are joined later have the same numbers of `strands`.  Raises Unfit, or what the
     generator raises.
     """
+    reason = algorithm.unsupported(size, groups)
+    if reason is not None:
+        raise Unfit(reason)
+    # Asked once here, instead of for each part of the ranks.
+    asked = replace(algorithm, requires=None, blocks=algorithm.block_count(size, groups))
 
     def written(rank: Any, root: Any) -> Written:
-        return materialise(algorithm.schedule(rank, size, root, arity, groups, pieces))
+        return materialise(asked.schedule(rank, size, root, arity, groups, pieces))
 
     forms: dict[Signature, Form] = {}
     strands = {} if strands is None else strands
