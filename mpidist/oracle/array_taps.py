@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -32,6 +32,7 @@ class ArrayLibrary:
 
         @wraps(step)
         def tapped_step(optimizer: Any) -> None:
+            taps.join(self, optimizer, optimizer.parameters)
             taps.before_step(optimizer, optimizer.parameters)
             step(optimizer)
             taps.after_step(self, optimizer, optimizer.parameters)
@@ -77,6 +78,11 @@ class ArrayLibrary:
     def states(self, optimizer: Any) -> dict[int, Mapping[str, Any]]:
         """Return the state of an optimizer, by the id of the parameter."""
         return {id(optimizer.parameters[i]): kept for i, kept in optimizer.state.items()}
+
+    def extend(self, optimizer: Any, parameters: Sequence[Any]) -> bool:
+        """Give an optimizer more parameters; return True."""
+        optimizer.parameters.extend(parameters)
+        return True
 
 
 LIBRARY = ArrayLibrary()

@@ -16,7 +16,7 @@ from ..errors import InvalidArgument, MpidistError, Unsupported
 from .compare import Row, Runs, nondeterministic, rows
 from .diagnose import likely
 from .log import Log, read_logs
-from .plan import Plan
+from .plan import Plan, StageForm, Stages
 
 REFERENCES = "from mpidist.oracle.program import references; references()"
 CODE = "from mpidist.oracle.program import main; main()"
@@ -81,9 +81,16 @@ def check(
         facts: dict[str, object] = {}
         for log in found.values():
             facts.update(log.facts)
-        if "unsupported" in facts:
-            raise Unsupported(f"{script}: mpidist check does not compare {facts['unsupported']}")
+        _check_supported(script, found)
+        stages = _stages(found)
         copies = bool(facts.get("items"))
+        if stages is not None and copies:
+            if stages.replicas > 1:
+                raise Unsupported(
+                    f"{script}: md.shard of single samples, and a pipeline with replicas: expected "
+                    "md.shard of a DataLoader over the replicas"
+                )
+            copies = False  # the batches are those of the script
         if copies and facts.get("wrapper") == "DistributedDataParallel":
             raise Unsupported(
                 f"{script}: md.shard of single samples, and a DistributedDataParallel: expected "
@@ -102,9 +109,9 @@ def check(
                 "model(x), not model.forward(x), with samples in the first dimension of x"
             )
         owners = {} if copies else _owners(found)
-        start = str(Path(name, "ranks", "start-0"))
+        start, torch = str(Path(name, "ranks")), bool(facts.get("torch"))
         plans = {
-            role: Plan(role, ranks, steps, copies, owners, start, bool(facts.get("torch")))
+            role: Plan(role, ranks, steps, copies, owners, start, torch, stages)
             for role in ("reference", "again", "perturbed")
         }
         what = f"{ranks} processes that take themselves for the only one" if copies else "1 process"
@@ -133,9 +140,35 @@ def _report(runs: Runs, script: str, failure: str) -> Report:
             "rank's batches, and averages their gradients; batch statistics and losses that are "
             "sums over a batch are not seen"
         )
+    if any("joined" in log.facts for log in runs.reference.values()):
+        report.notes.append(
+            "the script makes the stages by hand: the reference has rank 0's and copies of the "
+            "other ranks', whose parameters it gives to rank 0's optimizer"
+        )
     if report.first is not None:
         report.cause = likely(runs, report.first)
     return report
+
+
+def _check_supported(script: str, logs: Mapping[int, Log]) -> None:
+    for log in logs.values():
+        if "unsupported" in log.facts:
+            raise Unsupported(
+                f"{script}: mpidist check does not compare {log.facts['unsupported']}"
+            )
+
+
+def _stages(logs: Mapping[int, Log]) -> Stages | None:
+    """Return the pipeline of the ranks; None if they have none."""
+    forms: dict[int, StageForm] = {}
+    last = None
+    for log in logs.values():
+        if "forms" in log.facts:
+            last, forms = log, {**log.facts["forms"], **forms}
+    if last is None:
+        return None
+    facts = last.facts
+    return Stages(facts["microbatches"], facts["replicas"], facts["first"], forms)
 
 
 def _owners(logs: Mapping[int, Log]) -> dict[int, dict[int, list[int]]]:
@@ -171,6 +204,7 @@ class _Runner:
         found = {}
         for plan in plans:
             found[plan.role], failure = self._read(plan, late)
+            _check_supported(self._script, found[plan.role])
             if failure:
                 raise ScriptFailed(
                     f"{self._script}: fails as one process, too: expected a script that runs on "

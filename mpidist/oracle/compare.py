@@ -95,6 +95,35 @@ class Runs:
         """Number of ranks."""
         return len(self.ranks)
 
+    @cached_property
+    def microbatches(self) -> int:
+        """Number of microbatches of a pipeline; 0 without one."""
+        return max(log.facts.get("microbatches", 0) for log in self.ranks.values())
+
+    def leader(self, rank: int) -> int:
+        """Return the rank that has a rank's samples: of a pipeline, that of the first stage."""
+        return int(self.ranks[rank].facts.get("leader", rank))
+
+    @cached_property
+    def leaders(self) -> list[int]:
+        """The ranks that have samples."""
+        return [rank for rank in self.ranks if self.leader(rank) == rank]
+
+    def holders(self, phase: str, imprint: Imprint) -> list[int]:
+        """Return the ranks that should have a tensor: of a pipeline, those of its stage."""
+        if phase == "batch":
+            return self.leaders
+        name = imprint.name
+        if imprint.how == "rows":
+            name = name.partition("[")[0]
+        elif phase == "optimizer":
+            name = name.rpartition(".")[0]
+        return [
+            rank
+            for rank, log in self.ranks.items()
+            if imprint.how == "loss" or "held" not in log.facts or name in log.facts["held"]
+        ]
+
     def step_of(self, rank: int, number: int) -> Step | None:
         """Return a step of a rank."""
         return self.ranks[rank].step(number)
@@ -119,8 +148,9 @@ class Runs:
         imprint = None if step is None else step.tensors.get(phase, {}).get(name)
         if imprint is None:
             return None
-        own = rank if self.copies or imprint.how == "rows" else 0
-        return imprint.parts.get(own)
+        if imprint.how == "rows" and not self.copies:
+            return imprint.parts.get(self.leader(rank))
+        return imprint.parts.get(rank if self.copies else 0)
 
     @cached_property
     def _noises(self) -> dict[tuple[str, str], dict[int, float]]:
@@ -227,6 +257,7 @@ def compare(runs: Runs, number: int, phase: str) -> Row | None:
 def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
     """Compare a tensor on all ranks with the reference, and note it in the row."""
     name, found = imprint.name, Difference(row.phase, imprint, [])
+    holders = runs.holders(row.phase, imprint)
     mine: dict[int, Imprint] = {}
     for rank in runs.ranks:
         step = runs.step_of(rank, row.step)
@@ -235,7 +266,7 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
             if known is not None and rank in known.parts:
                 mine[rank] = known
             elif imprint.how not in ("part", "some") and _has_phase(step, row.phase):
-                found.missing.append(rank)
+                found.missing += [rank] if rank in holders else []
     expected = {rank: runs.part(row.step, row.phase, name, rank) for rank in runs.ranks}
     if imprint.how == "rows":
         # A rank without samples has none.
@@ -309,12 +340,20 @@ def _losses(mine: Mapping[int, Imprint], expected: Mapping[int, Part | None]) ->
 
 
 def _compare_start(runs: Runs) -> Row | None:
-    """Compare the parameters of all ranks before the first step with those of rank 0."""
+    """Compare the parameters before the first step with those of rank 0.
+
+    Those of a pipeline's stage are compared with the first rank that has it.
+    """
     row = Row(1, "start")
-    first = runs.step_of(0, 1)
-    for name, imprint in (first.tensors.get("start", {}) if first is not None else {}).items():
-        found = Difference("start", imprint, [], norm=math.sqrt(imprint.parts[0].squares))
-        for rank in runs.ranks:
+    known: dict[str, tuple[int, Imprint]] = {}
+    for rank in runs.ranks if runs.microbatches else (0,):
+        step = runs.step_of(rank, 1)
+        for name, imprint in (step.tensors.get("start", {}) if step is not None else {}).items():
+            known.setdefault(name, (rank, imprint))
+    for name, (first, imprint) in known.items():
+        whole = imprint.parts[first]
+        found = Difference("start", imprint, [], norm=math.sqrt(whole.squares))
+        for rank in runs.holders("start", imprint):
             step = runs.step_of(rank, 1)
             if step is None or not _has_phase(step, "start"):
                 continue
@@ -323,14 +362,14 @@ def _compare_start(runs: Runs) -> Row | None:
                 found.missing.append(rank)
             elif other.hash != imprint.hash:
                 found.ranks.append(rank)
-                apart = distance(other.parts[rank], imprint.parts[0])
-                found.distance = max(found.distance, apart)
+                found.distance = max(found.distance, distance(other.parts[rank], whole))
         row.compared += 1
         if found.ranks or found.missing:
             found.ranks = sorted({*found.ranks, *found.missing})
             row.differences.append(found)
     if any("start" in log.facts for log in runs.reference.values()) and not row.differences:
-        row.note = "the reference takes rank 0's: the script draws others as one process"
+        whose = "those of each stage" if runs.microbatches else "rank 0's"
+        row.note = f"the reference takes {whose}: the script draws others as one process"
     return row if row.compared else None
 
 
@@ -352,7 +391,7 @@ def reference_samples(runs: Runs, number: int) -> Counter[int]:
 
 def _compare_batch(runs: Runs, number: int) -> Row | None:
     """Compare the samples of all ranks in a step with those of the reference."""
-    here = {rank: samples(runs, rank, number) for rank in runs.ranks}
+    here = {rank: samples(runs, rank, number) for rank in runs.leaders}
     wanted = reference_samples(runs, number)
     union = sum(here.values(), Counter())
     if not union and not wanted:
@@ -368,7 +407,34 @@ def _compare_batch(runs: Runs, number: int) -> Row | None:
         more = more or [rank for rank in here if _shares(here, rank, wanted)]
         more = more or [rank for rank, each in here.items() if not each] or list(here)
         row.differences.append(Difference("batch", Imprint("samples", "rows"), more))
+    elif behind := behind_in(runs, number):
+        row.note += ", several batches before a step"
+        row.differences.append(Difference("batch", Imprint("steps", "whole"), behind))
+    elif others := _with_other_targets(runs, number):
+        row.note += ", the targets are not"
+        row.differences.append(Difference("batch", Imprint("targets", "rows"), others))
     return row
+
+
+def behind_in(runs: Runs, number: int) -> list[int]:
+    """Return the ranks of a pipeline that had more batches in a step than others."""
+    steps = {rank: runs.step_of(rank, number) for rank in runs.ranks}
+    counts = {rank: step.batches for rank, step in steps.items() if step is not None}
+    least = min(counts.values(), default=0)
+    return [rank for rank, count in counts.items() if least and count > least]
+
+
+def _with_other_targets(runs: Runs, number: int) -> list[int]:
+    """Return the ranks of a pipeline's last stage that have targets of other samples."""
+    log = runs.reference_step(number)
+    wanted = {pair for part in ([] if log is None else log.pairs) for pair in part.tolist()}
+    found = []
+    for rank in runs.ranks if wanted else ():
+        step = runs.step_of(rank, number)
+        pairs = [] if step is None else step.pairs
+        if any(pair not in wanted for part in pairs for pair in part.tolist()):
+            found.append(rank)
+    return found
 
 
 def _shares(here: Mapping[int, Counter[int]], rank: int, wanted: Counter[int]) -> bool:

@@ -15,6 +15,7 @@ from .compare import (
     Difference,
     Row,
     Runs,
+    behind_in,
     compare,
     distance,
     epsilon,
@@ -50,7 +51,16 @@ class Evidence:
     @property
     def alone(self) -> bool:
         """Whether only some of the ranks differ."""
-        return len(self.first.ranks) < self.runs.size
+        return len(self.first.ranks) < len(self.holders(self.first))
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that divide a batch."""
+        return len(self.runs.leaders)
+
+    def holders(self, found: Difference) -> list[int]:
+        """Return the ranks that should have a tensor."""
+        return self.runs.holders(found.phase, found.imprint)
 
     def imprint(self, rank: int, phase: str, name: str) -> Imprint | None:
         """Return what a rank recorded of a tensor in this step."""
@@ -75,7 +85,7 @@ class Evidence:
     def alike(self, found: Difference) -> bool:
         """Return whether all ranks have the same value of a tensor."""
         parts = list(self.parts(found).values())
-        return len(parts) == self.runs.size and all(
+        return len(parts) == len(self.holders(found)) and all(
             self.close(found, part, parts[0]) for part in parts[1:]
         )
 
@@ -84,7 +94,7 @@ class Evidence:
         parts = list(self.parts(found).values())
         if not parts:
             return None
-        return _scaled(sum(parts[1:], parts[0]), 1 / self.runs.size)
+        return _scaled(sum(parts[1:], parts[0]), 1 / len(self.holders(found)))
 
     def factor(self, found: Difference) -> float | None:
         """Return c if the tensor is c times the reference's on all ranks, else None."""
@@ -138,7 +148,12 @@ def skipped_step(evidence: Evidence) -> str | None:
     runs, number = evidence.runs, evidence.row.step
     if evidence.row.phase != "batch":
         return None
-    counts = {rank: samples(runs, rank, number).total() for rank in runs.ranks}
+    counts = {rank: samples(runs, rank, number).total() for rank in runs.leaders}
+    if behind := behind_in(runs, number):
+        return (
+            f"{named(behind)} skipped the optimizer's step {number}: had the next batch of the "
+            "pipeline before it; each rank steps an optimizer of its own stage's parameters"
+        )
     absent = [rank for rank in runs.ranks if runs.step_of(rank, number) is None]
     if absent and len(absent) < runs.size:
         return (
@@ -161,14 +176,14 @@ def same_samples(evidence: Evidence) -> str | None:
     runs, number = evidence.runs, evidence.row.step
     if evidence.row.phase != "batch":
         return None
-    here = {rank: samples(runs, rank, number) for rank in runs.ranks}
+    here = {rank: samples(runs, rank, number) for rank in runs.leaders}
     same: list[int] = []
     for rank, mine in here.items():
         if any(mine and mine == other for k, other in here.items() if k != rank):
             same.append(rank)
     if not same:
         return None
-    if len(same) == runs.size and here[same[0]] == reference_samples(runs, number):
+    if len(same) == len(here) and here[same[0]] == reference_samples(runs, number):
         return (
             "every rank trains on all samples of the reference: divide the data, by md.shard or a "
             "DistributedSampler"
@@ -176,6 +191,18 @@ def same_samples(evidence: Evidence) -> str | None:
     return (
         f"{named(same)} train on the same samples: the data is not divided, or by a wrong rank and "
         "size; md.shard(data, comm) divides it"
+    )
+
+
+@rule
+def other_targets(evidence: Evidence) -> str | None:
+    """Find a pipeline whose last stage has the targets of other samples than its first one."""
+    if evidence.row.phase != "batch" or evidence.first.name != "targets":
+        return None
+    return (
+        f"the targets on {named(evidence.first.ranks)} are not those of the inputs on "
+        f"{named(evidence.runs.leaders)}: give step() the same batch on all ranks of a pipeline; "
+        "a seed that depends on the rank, or md.shard over its ranks, makes others"
     )
 
 
@@ -271,6 +298,12 @@ def batch_statistics(evidence: Evidence) -> str | None:
     found = evidence.first.imprint
     if not _is_output(evidence) or found.trait != "batch statistics":
         return None
+    if evidence.runs.microbatches:
+        return (
+            f"{found.kind} normalises by the mean and variance of each microbatch's samples, the "
+            "reference by those of the batch: so it is in pipelines; LayerNorm or GroupNorm do not "
+            "depend on the other samples"
+        )
     return (
         f"{found.kind} normalises by the mean and variance of each rank's own samples: "
         "mpidist.torch.SyncBatchNorm takes those of all ranks; if it is meant so, this is no fault"
@@ -309,6 +342,8 @@ def other_forward(evidence: Evidence) -> str | None:
         return None
     where = f"on {named(evidence.first.ranks)}" if evidence.alone else "on every rank"
     how = "depends on the rank" if evidence.alone else "depends on the whole batch, or on the size"
+    if evidence.runs.microbatches and not evidence.alone:
+        where, how = f"on {named(evidence.first.ranks)}", "depends on the rest of the microbatch"
     return f"{evidence.first.imprint.kind} computes something else {where}: its result {how}"
 
 
@@ -333,7 +368,7 @@ def _power(c: float | None, size: int) -> str | None:
 def _uneven(evidence: Evidence) -> str | None:
     """Return the numbers of samples of the ranks in this step if they are unequal."""
     runs = evidence.runs
-    counts = [samples(runs, rank, evidence.row.step).total() for rank in runs.ranks]
+    counts = [samples(runs, rank, evidence.row.step).total() for rank in runs.leaders]
     return ", ".join(map(str, counts)) if len(set(counts)) > 1 else None
 
 
@@ -342,11 +377,34 @@ def uneven_batches(evidence: Evidence) -> str | None:
     """Find ranks with unequal numbers of samples, whose means are averaged."""
     counts = _uneven(evidence)
     loss = _is_loss(evidence) or evidence.row.phase == "gradients"
-    if not loss or counts is None or _power(evidence.factor(evidence.first), evidence.runs.size):
+    if not loss or counts is None or _power(evidence.factor(evidence.first), evidence.replicas):
         return None
     return (
         f"the ranks have {counts} samples: the mean of their means weights samples unequally; "
         'uneven="drop" leaves the last ones out, or divide a sum by the size of the whole batch'
+    )
+
+
+@rule
+def added_microbatches(evidence: Evidence) -> str | None:
+    """Find a pipeline whose loss or gradients are M times, or 1/M times, the reference's."""
+    many, found = evidence.runs.microbatches, evidence.first
+    if many < 2 or not (_is_loss(evidence) or evidence.row.phase == "gradients"):
+        return None
+    c = evidence.factor(found)
+    if c is None or min(abs(c / many - 1), abs(c * many - 1)) > 0.01:
+        return None
+    what = "the loss" if _is_loss(evidence) else f"the gradient of {found.name}"
+    if c < 1:
+        return (
+            f"{what} is 1/M times the reference's, for M = {many} microbatches"
+            f"{evidence.site('backward')}: the loss function divides by the number of microbatches, "
+            "which step() does, too"
+        )
+    return (
+        f"{what} is M times the reference's, for M = {many} microbatches"
+        f"{evidence.site('backward')}: those of the microbatches are added, not averaged; the loss "
+        "function returns their mean, and declares a sum (reduction)"
     )
 
 
@@ -364,7 +422,7 @@ def scaled_loss(evidence: Evidence) -> str | None:
     ]
     base = sum(whole) / len(whole) if whole else (wanted.value if wanted is not None else None)
     c = sum(values) / len(values) / base if values and base else None
-    power = _power(c, evidence.runs.size)
+    power = _power(c, evidence.replicas)
     if power is None:
         return None
     return (
@@ -440,7 +498,7 @@ def scaled_gradient(evidence: Evidence) -> str | None:
     """Find gradients that are N, 1/N or N² times the reference's."""
     if evidence.row.phase != "gradients":
         return None
-    found, size = evidence.first, evidence.runs.size
+    found, size = evidence.first, evidence.replicas
     power = _power(evidence.factor(found), size)
     if power is None:
         return None
@@ -513,13 +571,14 @@ def one_ranks_gradient(evidence: Evidence) -> str | None:
     found = evidence.first
     if evidence.row.phase != "gradients" or not evidence.alike(found):
         return None
-    mine = evidence.parts(found)[0]
-    for rank in evidence.runs.ranks:
+    holders = evidence.holders(found)
+    mine = evidence.parts(found)[holders[0]]
+    for rank in holders if len(holders) > 1 else ():
         step = evidence.runs.step_of(rank, evidence.row.step)
         local = step.local.get(found.name) if step is not None else None
         if local is None:
             continue
-        for c, how in ((1.0, "is"), (1 / evidence.runs.size, "is 1/N times")):
+        for c, how in ((1.0, "is"), (1 / len(holders), "is 1/N times")):
             if evidence.close(found, mine, _scaled(local.parts[rank], c)):
                 return (
                     f"the gradient {how} that of rank {rank}'s samples, on all ranks: it was "
@@ -569,6 +628,27 @@ def _locals_are_right(evidence: Evidence, found: Difference) -> bool:
 
 
 @rule
+def scaled_by_stage(evidence: Evidence) -> str | None:
+    """Find gradients that each rank of a pipeline has scaled by a factor of its own."""
+    if evidence.row.phase != "gradients" or not evidence.runs.microbatches:
+        return None
+    scales: dict[tuple[int, ...], list[float]] = {}
+    for found in evidence.row.differences:
+        c = evidence.factor(found)
+        if c is None:
+            return None
+        scales.setdefault(tuple(evidence.holders(found)), []).append(c)
+    if any(max(each) > 1.01 * min(each) or min(each) <= 0 for each in scales.values()):
+        return None
+    shown = ", ".join(f"{each[0]:.3g} on {named(ranks)}" for ranks, each in scales.items())
+    return (
+        f"the gradients are multiples of the reference's ({shown}){evidence.site('step')}: clipped "
+        "or scaled by the norm of each rank's own stage; pipe.clip_gradients() takes the norm over "
+        "all stages"
+    )
+
+
+@rule
 def changed_gradient(evidence: Evidence) -> str | None:
     """Say on which ranks gradients are other ones."""
     found = evidence.first
@@ -592,7 +672,7 @@ def other_state(evidence: Evidence) -> str | None:
     if row is None or not row.differences:
         return None
     found = row.differences[0]
-    if len(found.ranks) == evidence.runs.size:
+    if len(found.ranks) == len(evidence.holders(found)):
         return None
     return (
         f"the gradients are equal, but the optimizer of {named(found.ranks)} has another state: "

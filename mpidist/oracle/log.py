@@ -67,6 +67,9 @@ class Step:
     number: int
     tensors: dict[str, dict[str, Imprint]] = field(default_factory=dict)  # by phase and name
     ids: list[np.ndarray] = field(default_factory=list)  # of the samples, one array per forward
+    # Of a pipeline, on the rank of its last stage: ids of the samples with their targets.
+    pairs: list[np.ndarray] = field(default_factory=list)
+    batches: int = 0  # that a pipeline has run
     local: dict[str, Imprint] = field(default_factory=dict)  # gradients before they are averaged
     random: bool = False  # whether forward drew random numbers
     stepped: bool = False  # whether the optimizer's step has ended

@@ -10,6 +10,29 @@ ROLES = ("ranks", "reference", "again", "perturbed")
 
 
 @dataclass(frozen=True)
+class StageForm:
+    """One stage of a pipeline as its ranks have it.
+
+    `layers` are the first of its layers and the one after its last, if a Partition of a Sequential
+    made it.
+    """
+
+    layers: tuple[int, int] | None
+    shapes: tuple[tuple[int, ...], ...]  # of its parameters
+    rank: int  # the lowest rank that holds it
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The pipeline of the ranks' run."""
+
+    microbatches: int
+    replicas: int
+    first: tuple[int, ...]  # the stages of the rank that holds the first one, by chunk
+    forms: dict[int, StageForm]  # by number of the stage
+
+
+@dataclass(frozen=True)
 class Plan:
     """The role of a run of the script, and what it needs to know of the ranks' run before it.
 
@@ -24,14 +47,20 @@ class Plan:
     copies: bool = False
     # Of each step: the ranks that have a sample, by the sample's id.
     owners: dict[int, dict[int, list[int]]] = field(default_factory=dict)
-    start: str = ""  # file with the parameters of rank 0 before its first step
+    start: str = ""  # folder of the ranks' run, with the parameters before the first step
     torch: bool = False  # whether the script imports PyTorch
+    stages: Stages | None = None  # of the ranks' pipeline
     seed: int = 1
 
     @property
     def processes(self) -> int:
         """Number of processes of this run."""
         return self.ranks if self.copies or self.role == "ranks" else 1
+
+    @property
+    def shares(self) -> int:
+        """Number of parts into which the ranks divide a batch."""
+        return self.ranks if self.stages is None else self.stages.replicas
 
     def save(self, folder: Path) -> None:
         """Write the plan for the processes of a run."""

@@ -18,11 +18,9 @@ import numpy as np
 
 from ..communicator.failure import describe
 from ..communicator.launcher_notes import launched_rank
-from ..errors import Unsupported
 from ..frameworks.base import adapter, library
 from ..parallel import DDP, ZeroOptimizer
-from ..pipeline.pipeline import Pipeline
-from . import reference
+from . import pipelines, reference
 from .plan import ROLES, Plan
 from .reference import Link, connect
 from .taps import Taps
@@ -56,6 +54,7 @@ class AfterImport:
 def install(taps: Taps, number: int, link: Link | None = None) -> None:
     """Have everything that trains in this process report to `taps`; `number` is a seed."""
     reference.install(taps, link)
+    pipelines.install(taps)
     adapter(None, "taps").LIBRARY.install(taps)
 
     def with_torch() -> None:
@@ -68,7 +67,7 @@ def install(taps: Taps, number: int, link: Link | None = None) -> None:
         with_torch()
     else:
         sys.meta_path.insert(0, AfterImport("torch", with_torch))  # type: ignore[arg-type]
-    wrap, step, pipe = DDP.__init__, ZeroOptimizer.step, Pipeline.__init__
+    wrap, step = DDP.__init__, ZeroOptimizer.step
 
     @wraps(wrap)
     def tapped_wrap(model: Any, module: Any, *arguments: Any, **options: Any) -> None:
@@ -82,14 +81,8 @@ def install(taps: Taps, number: int, link: Link | None = None) -> None:
     def tapped_step(optimizer: Any, *arguments: Any) -> Any:
         return taps.zero_step(step, optimizer, *arguments)
 
-    @wraps(pipe)
-    def refused(*_: Any, **__: Any) -> None:
-        taps.writer.facts(unsupported="pipelines")
-        raise Unsupported("mpidist check does not compare pipelines")
-
     DDP.__init__ = tapped_wrap  # type: ignore
     ZeroOptimizer.step = tapped_step  # type: ignore
-    Pipeline.__init__ = refused  # type: ignore
 
 
 def run(plan: Plan, folder: Path, rank: int, words: list[str], link: Link | None = None) -> None:

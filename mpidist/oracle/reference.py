@@ -14,6 +14,7 @@ from .. import data
 from ..errors import Unsupported
 from ..frameworks.base import Framework, framework_of
 from ..parallel import DDP
+from ..topology import Grid
 from .plan import Plan
 from .taps import Taps
 
@@ -35,6 +36,7 @@ def install(taps: Taps, link: Link | None = None) -> None:
     if plan.role == "ranks":
         return
     data.Order = _order(plan, taps.rank)  # type: ignore
+    _one_place(Grid)
     if plan.copies:
         _divide_streams(plan, taps.rank)
         assert link is not None
@@ -64,13 +66,24 @@ def _order(plan: Plan, rank: int) -> type[data.Order]:
 
         def _samples(self) -> np.ndarray:
             """Return the samples left in the epoch, as many as N ranks would take."""
-            size, self.size = self.size, plan.ranks
+            size, self.size = self.size, plan.shares
             try:
                 return super()._samples()
             finally:
                 self.size = size
 
     return Order
+
+
+def _one_place(grid: type[Grid]) -> None:
+    """Let one process be a whole grid."""
+    make = grid.__init__
+
+    @wraps(make)
+    def made(self: Any, comm: Any, **_: Any) -> None:
+        make(self, comm, data=1, pipe=1)
+
+    grid.__init__ = made  # type: ignore
 
 
 def _divide_streams(plan: Plan, rank: int) -> None:

@@ -7,22 +7,25 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ..device.recognise import on_host
 from ..engine.call_site import users_frame
-from ..errors import MpidistError
-from ..frameworks.base import Framework, framework_of, nothing
+from ..errors import MpidistError, Unsupported
+from ..frameworks.base import Framework, WeakHook, framework_of, nothing
 from .log import NOBODY, Imprint, Part, Step, Writer
 from .plan import Plan
 from .sketch import SUMS, fingerprint, row_ids, sketch, sketch_rows
 
 OTHERS_WITHIN = 10.0  # seconds in which the other ranks end their last step
 OUTPUT = "output"  # name of the output of a whole model
+Naming = Callable[[str], Any]  # of a module, parameter or buffer its name in the whole model
 
 
 class Library(Protocol):
@@ -50,6 +53,18 @@ class Library(Protocol):
 
     def states(self, optimizer: Any) -> dict[int, Mapping[str, Any]]:
         """Return the state of an optimizer, by the id of the parameter."""
+
+    def extend(self, optimizer: Any, parameters: Sequence[Any]) -> bool:
+        """Give an optimizer more parameters, unless it has several groups; return whether."""
+
+
+@dataclass
+class Joined:
+    """Stages that a reference has from other ranks: what acts on its own acts on these, too."""
+
+    own: list[Any]  # parameters that the script knows of
+    others: list[Any]
+    stepped: bool = False  # whether an optimizer has the others
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -81,6 +96,25 @@ def host(x: Any) -> np.ndarray | None:
         return None
 
 
+def samples_of(inputs: Any) -> np.ndarray:
+    """Return the ids of the samples in the inputs of a model: the rows of its arrays."""
+    arrays = [host(x) for _, x in leaves("", inputs)]
+    batch = [a for a in arrays if a is not None and a.ndim]
+    batch = [a for a in batch if len(a) == len(batch[0])]
+    return row_ids(batch) if batch else np.empty(0, np.uint64)
+
+
+def _buffers(library: Library, model: Any, naming: Naming) -> Iterator[tuple[str, Any]]:
+    for name, values in library.framework.buffers(model):
+        yield naming(name), values
+
+
+def _is_set(p: Any) -> bool:
+    """Return whether a parameter has a gradient that is not zero."""
+    array = None if p.grad is None else host(p.grad)
+    return array is not None and bool(array.any())
+
+
 def is_inexact(array: np.ndarray) -> bool:
     """Return whether an array has floating-point or complex numbers, of ml_dtypes too."""
     return array.dtype.kind in "fc" or array.dtype.name == "bfloat16"
@@ -109,13 +143,20 @@ class Taps:
         self.random = np.random.default_rng((plan.seed, rank, 2))
         self._depth = 0
         self._ids, self._groups = np.empty(0, np.uint64), np.empty(0, np.int64)
-        self._models: list[tuple[Library, Any, str]] = []
+        self._models: list[tuple[Library, Any, Naming]] = []
         self._started = 0  # models whose parameters were recorded
-        self._names: dict[int, str] = {}  # of modules, by id; the models keep them alive
+        # Of modules, by id; None for one that is not recorded.  The models keep them alive.
+        self._names: dict[int, str | None] = {}
         self._parameters: dict[int, str] = {}
+        self._tied: dict[int, str] = {}
         self._kept: list[Any] = []  # what has an id above
         self._owners: dict[int, list[int]] = {}
         self._sharded = False
+        # Whether there is a pipeline, and one of its microbatches in forward; in a step of it, ids
+        # and owners of the samples of the batch.
+        self._piped = self._inside = False
+        self.batch: tuple[np.ndarray, np.ndarray] | None = None
+        self.joined: Joined | None = None
         # Averages the gradients of parameters over the copies of a reference.
         self.average: Callable[[Sequence[Any]], object] = nothing
         self._last: Any = None  # output that was recorded
@@ -132,55 +173,92 @@ class Taps:
             return False
         number = len(self._models) + 1
         prefix = "" if number == 1 else f"model{number}."
-        self._models.append((library, model, prefix))
+
+        def naming(name: str) -> str:
+            return prefix + (name or OUTPUT)
+
+        self._models.append((library, model, naming))
         for name, module in library.modules(model):
-            self._names.setdefault(id(module), prefix + (name or OUTPUT))
+            self._names.setdefault(id(module), naming(name))
             self._kept.append(module)
         for name, p in named:
-            self._parameters.setdefault(id(p), prefix + name)
-            self._kept.append(p)
-            library.framework.on_gradient(p, partial(self._local, prefix + name, p))
+            self._parameters.setdefault(id(p), naming(name))
+            self._watch(library, p)
         return True
 
-    def _local(self, name: str, p: Any) -> None:
+    def know_stage(
+        self, library: Library, stage: Any, naming: Naming, tied: Mapping[str, Any]
+    ) -> set[str]:
+        """Learn the names in a stage of a pipeline, and return them: ``naming(name)``.
+
+        They take the place of those that a DDP around the stage may have given.  `tied` has the
+        names in the whole model of parameters that other stages have, too.
+        """
+        self._tied.update({id(p): name for name, p in tied.items()})
+        known = id(stage) in self._names
+        self._models = [each for each in self._models if each[1] is not stage]
+        self._models.append((library, stage, naming))
+        self._piped, found = True, {naming(name) for name, _ in library.framework.buffers(stage)}
+        for name, module in library.modules(stage):
+            self._names[id(module)] = naming(name)
+            self._kept.append(module)
+            found.add(naming(name))
+        for name, p in library.framework.parameters(stage):
+            self._parameters[id(p)] = self._tied.get(id(p)) or naming(name)
+            found.add(self._parameters[id(p)])
+            if not known:
+                self._watch(library, p)
+        return {name for name in found if name is not None}
+
+    def _watch(self, library: Library, p: Any) -> None:
+        self._kept.append(p)
+        # Weak: the copy of a stage that is written to a file has no taps.
+        library.framework.on_gradient(p, partial(WeakHook(self._local), p))
+
+    def _local(self, p: Any) -> None:
         """Record a gradient of the first step before it is averaged."""
         if self.step.number == 1 and p.grad is not None:
+            name = self._parameters[id(p)]
             imprint = self._whole(name, p.grad)
             if imprint is not None:
                 self.step.local[name] = imprint
 
     def _start(self) -> None:
         """Record parameters and buffers before the first step, and set the reference's."""
-        for library, model, prefix in self._models[self._started :]:
-            named = [
-                *((n, library.framework.values(p)) for n, p in library.framework.parameters(model)),
-                *library.framework.buffers(model),
-            ]
-            named = [(prefix + name, values) for name, values in named]
-            self._set_start(named)
+        for number, (library, model, naming) in enumerate(self._models):
+            if number < self._started:
+                continue
+            named = [*self._values(library, model, naming), *_buffers(library, model, naming)]
+            self._set_start(number, named)
             for name, values in named:
                 found = self._whole(name, values)
-                if found is not None:
-                    found.hash = fingerprint(
-                        np.asarray(host(values))
-                    )  # replicas begin with the same bits
-                self._put("start", found)
+                if found is not None and name not in self.step.tensors.get("start", {}):
+                    # Replicas begin with the same bits.
+                    found.hash = fingerprint(np.asarray(host(values)))
+                    self._put("start", found)
             if self.plan.role == "perturbed":
                 for name, values in named:
                     if name in set(self._parameters.values()):
                         self._perturb(values)
         self._started = len(self._models)
 
-    def _set_start(self, named: list[tuple[str, Any]]) -> None:
-        """Save the values of rank 0; in the reference, set those that differ to the saved ones."""
-        path = Path(self.plan.start or self.folder / f"start-{self._started}")
+    def _values(self, library: Library, model: Any, naming: Naming) -> Iterator[tuple[str, Any]]:
+        """Yield names and values of the parameters of a model."""
+        for name, p in library.framework.parameters(model):
+            yield self._tied.get(id(p)) or naming(name), library.framework.values(p)
+
+    def _set_start(self, number: int, named: list[tuple[str, Any]]) -> None:
+        """Save the values of rank 0; in the reference, set those that differ to the saved ones.
+
+        Of a pipeline, those of all ranks are saved.  `number` is that of the model.
+        """
         if self.plan.role == "ranks":
-            if self.rank == 0:
+            if self.rank == 0 or self._piped:
                 values = {name: np.array(host(x)) for name, x in named}
+                path = self.folder / f"start-{self.rank:06}-{number}"
                 path.write_bytes(pickle.dumps(values))
             return
-        path = path.with_name(f"start-{self._started}")
-        saved = pickle.loads(path.read_bytes()) if path.exists() else {}
+        saved = self._saved
         for name, x in named:
             value, array = saved.get(name), host(x)
             if value is None or array is None or value.shape != array.shape:
@@ -189,6 +267,65 @@ class Taps:
                 self.writer.facts(start=name)
                 _assign(x, value)
 
+    @cached_property
+    def _saved(self) -> dict[str, np.ndarray]:
+        """The values before the first step on N ranks, those of the lowest rank that has them."""
+        found: dict[str, np.ndarray] = {}
+        for path in sorted(Path(self.plan.start).glob("start-*")) if self.plan.start else ():
+            found = {**pickle.loads(path.read_bytes()), **found}
+        return found
+
+    # -- pipelines --------------------------------------------------------------------------------
+
+    def begin_batch(self, ids: np.ndarray, leader: int) -> None:
+        """Begin a batch of a pipeline, whose samples have these ids.
+
+        `leader` is the rank that has the samples, on the first stage.
+        """
+        self.batch = ids, self._of_ranks(ids)
+        self.step.batches += 1
+        if self.step.batches > 1:
+            self.writer.step(self.step)  # the optimizer's step, which would do so, may never come
+        if leader == self.rank or self.plan.role != "ranks":
+            self.step.ids.append(ids)
+        if self.joined is not None and not any(_is_set(p) for p in self.joined.own):
+            for p in self.joined.others:
+                p.grad = None
+
+    @contextmanager
+    def microbatch(self, start: int, stop: int) -> Iterator[None]:
+        """Return a context in which the samples of a call are these of the pipeline's batch."""
+        assert self.batch is not None
+        ids, groups = self.batch
+        self._ids, self._groups, self._inside = ids[start:stop], groups[start:stop], True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def perturb_inputs(self, inputs: Any) -> Any:
+        """Return the inputs of a model, perturbed if that is this run's role."""
+        return _replaced(inputs, self._perturbed) if self.plan.role == "perturbed" else inputs
+
+    def join(self, library: Library, optimizer: Any, parameters: Sequence[Any]) -> None:
+        """Give the first optimizer that has the script's own stages those of the other ranks."""
+        if self.joined is None or self.joined.stepped:
+            return
+        known = {id(p) for p in self.joined.own}
+        if not any(id(p) in known for p in parameters):
+            return
+        if not library.extend(optimizer, self.joined.others):
+            self.refuse(
+                "stages that are made by hand on each rank, with an optimizer of several groups: "
+                "expected stages of md.partition(model, comm.size)"
+            )
+        self.joined.stepped = True
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise Unsupported, and have the check say why."""
+        self.writer.facts(unsupported=what)
+        raise Unsupported(f"mpidist check does not compare {what}")
+
     # -- forward ----------------------------------------------------------------------------------
 
     def call(self, library: Library, original: Any, module: Any, inputs: Any, options: Any) -> Any:
@@ -196,6 +333,8 @@ class Taps:
         if library.is_wrapper(module) or (self._depth == 0 and not library.is_recorded(module)):
             return original(module, *inputs, **options)
         outermost = self._depth == 0
+        if outermost and self._piped and not self._inside:
+            return original(module, *inputs, **options)  # not in a step of the pipeline
         if outermost:
             if not self.know(library, module):
                 return original(module, *inputs, **options)
@@ -214,15 +353,15 @@ class Taps:
     def _begin(self, inputs: Any, options: Any) -> tuple[Any, Any]:
         """Begin a forward of a model; return its inputs, perturbed if that is this run's role."""
         self._start()
-        arrays = [host(x) for _, x in leaves("", (inputs, options))]
-        batch = [a for a in arrays if a is not None and a.ndim]
-        batch = [a for a in batch if len(a) == len(batch[0])]
-        self._ids = row_ids(batch) if batch else np.empty(0, np.uint64)
-        self._groups = np.array([self._owner(int(i)) for i in self._ids], np.int64)
+        if self._piped:
+            return inputs, options
+        self._ids = samples_of((inputs, options))
+        self._groups = self._of_ranks(self._ids)
         self.step.ids.append(self._ids)
-        if self.plan.role == "perturbed":
-            inputs, options = _replaced((inputs, options), self._perturbed)
-        return inputs, options
+        return self.perturb_inputs((inputs, options))
+
+    def _of_ranks(self, ids: np.ndarray) -> np.ndarray:
+        return np.array([self._owner(int(i)) for i in ids], np.int64)
 
     def _owner(self, sample: int) -> int:
         """Return the rank that has a sample in this step."""
@@ -270,7 +409,9 @@ class Taps:
             self._put("forward", imprint)
 
     def loss(self, value: float) -> None:
-        """Record the loss of a backward pass."""
+        """Record the loss of a backward pass; of a pipeline, that of its whole batch."""
+        if self.batch is not None:
+            return
         self.step.sites["backward"] = _site()
         part = Part(np.zeros(SUMS), value * value, 1, value)
         self._put("forward", Imprint("loss", "loss", parts={self.rank: part}))
@@ -285,10 +426,10 @@ class Taps:
 
     def _learn_parameters(self) -> None:
         """Learn the names of parameters that have taken the place of others."""
-        for library, model, prefix in self._models:
+        for library, model, naming in self._models:
             for name, p in library.framework.parameters(model):
                 if id(p) not in self._parameters:
-                    self._parameters[id(p)] = prefix + name
+                    self._parameters[id(p)] = naming(name)
                     self._kept.append(p)
 
     def before_step(self, optimizer: Any, parameters: Sequence[Any]) -> None:
@@ -339,11 +480,12 @@ class Taps:
         return result
 
     def _end_step(self) -> None:
-        for library, model, prefix in self._models:
-            for name, p in library.framework.parameters(model):
-                self._put("parameters", self._whole(prefix + name, library.framework.values(p)))
-            for name, values in library.framework.buffers(model):
-                self._put("buffers", self._whole(prefix + name, values))
+        for each in self._models:
+            for name, values in self._values(*each):
+                if name not in self.step.tensors.get("parameters", {}):  # two chunks may share it
+                    self._put("parameters", self._whole(name, values))
+            for name, values in _buffers(*each):
+                self._put("buffers", self._whole(name, values))
         self.step.stepped = True
         self.writer.step(self.step)
         if self.step.number == self.plan.steps:

@@ -210,6 +210,8 @@ class Pipeline:
         If the schedule is wrong; the message says where.
     """
 
+    _least = 2  # ranks; mpidist check runs the stages on one rank, too
+
     def __init__(
         self,
         stage: Any,
@@ -223,9 +225,9 @@ class Pipeline:
         placement: str | None = None,
     ):
         check_communicator(comm)
-        if comm.size < 2:
+        if comm.size < self._least:
             raise InvalidArgument(
-                f"rank {comm.rank}: Pipeline: comm has size {comm.size}: expected >= 2"
+                f"rank {comm.rank}: Pipeline: comm has size {comm.size}: expected >= {self._least}"
             )
         arguments = Arguments(num_microbatches, schedule, checkpoint, max_live, placement)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -30,6 +30,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 def _before_step(taps: Taps, optimizer: Any, arguments: Any, options: Any) -> Any:
     """Record the gradients before a step; if a closure computes them, when it has done so."""
+    taps.join(LIBRARY, optimizer, _parameters(optimizer))
     position = "closure" not in options and len(arguments) > 1
     closure = arguments[1] if position else options.get("closure")
     if closure is None:
@@ -81,7 +82,7 @@ class TorchLibrary:
                 taps.writer.facts(loader=True)
                 if taps.plan.role != "ranks" and not taps.plan.copies and batch_size:
                     # The samples of all ranks are those of one process, in the same order.
-                    batch_size *= taps.plan.ranks
+                    batch_size *= taps.plan.shares
             load(loader, dataset, batch_size, *arguments, **options)
 
         torch.nn.Module.__call__ = tapped_call  # type: ignore
@@ -123,6 +124,12 @@ class TorchLibrary:
     def states(self, optimizer: Any) -> dict[int, Mapping[str, Any]]:
         """Return the state of an optimizer, by the id of the parameter."""
         return {id(p): state for p, state in optimizer.state.items()}
+
+    def extend(self, optimizer: Any, parameters: Sequence[Any]) -> bool:
+        """Give an optimizer of one group more parameters; return whether it has only one."""
+        if len(optimizer.param_groups) == 1:
+            optimizer.param_groups[0]["params"].extend(parameters)
+        return len(optimizer.param_groups) == 1
 
 
 def seed(number: int) -> None:

@@ -21,8 +21,6 @@ if fault == "fails":
     raise RuntimeError("no data set")
 
 seed = comm.rank
-if fault == "pipeline":
-    md.Pipeline(Linear(12, 5) if comm.rank else Linear(12, 12), comm, num_microbatches=2)
 net = Sequential(Linear(12, 20, seed=seed, dtype=dtype), ReLU(), Linear(20, 5, seed=9, dtype=dtype))
 hook = md.parallel.hooks.Compress("float16") if fault == "halves" else None
 model = md.DDP(net, comm, init_sync=fault != "start", hook=hook)

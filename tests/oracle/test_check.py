@@ -71,7 +71,6 @@ def test_check_of_a_sharded_optimizer_finds_it_equal():
         ("nothing", 2, "without a step of an optimizer"),
         ("fails", 2, '    raise RuntimeError("no data set")\nRuntimeError: no data set\n'),
         ("random", 2, "two runs as one process differ in step 1, batch"),
-        ("pipeline", 1, "mpidist check does not compare pipelines"),
     ],
 )
 def test_check_of_a_script_that_cannot_be_compared_says_why(fault, status, words):
