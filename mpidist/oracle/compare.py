@@ -261,7 +261,7 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
     mine: dict[int, Imprint] = {}
     for rank in runs.ranks:
         step = runs.step_of(rank, row.step)
-        if step is not None and (step.stepped or row.phase == "forward"):
+        if step is not None and (step.stepped or (row.phase == "forward" and not step.batches)):
             known = step.tensors.get(row.phase, {}).get(name)
             if known is not None and rank in known.parts:
                 mine[rank] = known

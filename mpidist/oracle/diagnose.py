@@ -398,8 +398,8 @@ def added_microbatches(evidence: Evidence) -> str | None:
     if c < 1:
         return (
             f"{what} is 1/M times the reference's, for M = {many} microbatches"
-            f"{evidence.site('backward')}: the loss function divides by the number of microbatches, "
-            "which step() does, too"
+            f"{evidence.site('backward')}: the loss function divides by the number of "
+            "microbatches, which step() does, too"
         )
     return (
         f"{what} is M times the reference's, for M = {many} microbatches"

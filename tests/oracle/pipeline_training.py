@@ -57,6 +57,11 @@ else:
             layers += [torch.nn.BatchNorm1d(16)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 5))
     loss_fn = functional.cross_entropy
+    if fault == "summed":
+
+        def loss_fn(scores, labels, reduction="sum"):  # which it is not
+            return functional.cross_entropy(scores, labels)
+
 
 if words.get("stages") == "hand":
     # Each rank builds its own layers only.
@@ -80,7 +85,7 @@ else:
                     x = block(x)
                 return x
 
-        parts = md.partition(Whole(), size, example=x[:4], verbose=False)
+        parts = md.partition(Whole(), size, example=x[:8], verbose=False)
     else:
         parts = md.partition(model, chunks * size, verbose=False)
     if chunks == 1:
@@ -108,13 +113,13 @@ for _ in range(4):
     inputs, targets = x[rows], y[rows]
     if fault == "targets" and rank == size - 1 > 0:
         targets = targets[::-1] if array else targets.flip(0)
-    reduction = None
-    if fault == "summed":  # the mean of a microbatch, declared to be a sum
-        loss_fn, reduction = (
-            (lambda scores, labels: functional.cross_entropy(scores, labels)),
-            "sum",
-        )
-    pipe.step(inputs, targets, loss_fn, reduction=reduction)
+    if fault == "halves":
+        outputs = pipe.forward(inputs)
+        pipe.backward([np.ones_like(each) for each in outputs] if outputs else None)
+    elif fault == "apart":
+        pipe.step(*((inputs,) if rank == 0 else (None, targets, loss_fn)))
+    else:
+        pipe.step(inputs, targets, loss_fn)
     if fault == "clipped":
         torch.nn.utils.clip_grad_norm_(held, 0.05)
     elif fault == "clean" and not array:

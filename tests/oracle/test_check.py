@@ -1,48 +1,16 @@
 """``mpidist check`` on trainings with and without a planted fault, as a user calls it."""
 
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.checked import Checked
 from tests.support.how_long import takes_minutes
 from tests.support.jobs import each_mpi
 from tests.support.processes import run
 from tests.support.training_kits import NEEDS_TORCH, torch
 
-HERE = Path(__file__).parent
 needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
-ROW = re.compile(r"step (\d+) +(\w+) +(equal|DIFFERS) +(.*)")
-
-
-class Checked:
-    """What a check printed."""
-
-    def __init__(self, *words, ranks=2, steps=2, python=sys.executable):
-        script = HERE / f"{words[0]}_training.py"
-        command = [python, "-m", "mpidist", "check", "-n", str(ranks), "--steps", str(steps)]
-        finished = run([*command, str(script), "--", *words[1:]], 200)
-        assert not finished.timed_out, finished.output
-        self.status, self.output = finished.status, finished.output
-        found = [match.groups() for line in self.output.splitlines() if (match := ROW.match(line))]
-        self.rows = [(int(step), phase, verdict) for step, phase, verdict, _ in found]
-        self.first = next((row for row in found if row[2] == "DIFFERS"), None)
-        likely = [line for line in self.output.splitlines() if line.startswith("        likely")]
-        self.cause = likely[0].split(None, 1)[1] if likely else ""
-
-    def assert_equal(self, steps=2):
-        assert self.status == 0, self.output
-        assert self.first is None, self.output
-        assert {step for step, *_ in self.rows} == set(range(1, steps + 1)), self.output
-
-    def assert_differs(self, phase, name, which, *causes):
-        assert self.status == 1, self.output
-        assert self.first is not None, self.output
-        assert self.first[1] == phase, self.output
-        assert name in self.first[3] and which in self.first[3], self.output
-        for cause in causes:
-            assert cause in self.cause, self.output
 
 
 def test_check_of_a_clean_numpy_training_finds_every_phase_equal():

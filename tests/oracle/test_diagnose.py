@@ -5,18 +5,18 @@ import pytest
 
 from mpidist.oracle.compare import rows
 from mpidist.oracle.diagnose import RULES, likely
-from tests.support.oracle_runs import COUNT, SIZE, Training
+from tests.support.oracle_runs import COUNT, SIZE, Piped, Training
 
 FAULTS = {}
 EVERY = list(range(SIZE))
 AFTER = ("gradients", "parameters", "optimizer")
 
 
-def fault(phase, name, ranks, *words):
-    """Register a function that plants a fault, and what is to be found."""
+def fault(phase, name, ranks, *words, kind=Training):
+    """Register a function that plants a fault in a training, and what is to be found."""
 
     def register(plant):
-        FAULTS[plant.__name__] = plant, phase, name, ranks, words
+        FAULTS[plant.__name__] = plant, phase, name, ranks, words, kind
         return plant
 
     return register
@@ -198,10 +198,66 @@ def own_buffers(training):
     training.ranks[1]["buffers"]["running_mean"] += 1
 
 
+@fault("batch", "steps", [1], "rank 1 skipped the optimizer's step 1", kind=Piped)
+def stage_without_steps(training):
+    training.behind = (1,)
+
+
+@fault("batch", "targets", [1], "targets on rank 1", "inputs on rank 0", kind=Piped)
+def other_targets(training):
+    training.targets = "others"
+
+
+@fault("forward", "head", [1], "BatchNorm1d", "each microbatch's samples", kind=Piped)
+def statistics_of_microbatches(training):
+    training.traits["head"] = "BatchNorm1d", "batch statistics"
+    training.ranks[1]["outputs"]["head"] *= 1.01
+
+
+@fault("forward", "head", [1], "on rank 1", "rest of the microbatch", kind=Piped)
+def rest_of_the_microbatch(training):
+    training.ranks[1]["outputs"]["head"] += 0.1
+
+
+@fault("forward", "loss", [0, 1], "the loss is M times", "M = 4", "train.py:7", kind=Piped)
+def loss_times_microbatches(training):
+    for data in training.ranks:
+        data["loss"] = data["loss"] * 4
+
+
+@fault("gradients", "body.weight", [0], "body.weight is M times", "M = 4", kind=Piped)
+def gradients_times_microbatches(training):
+    in_gradients(training, lambda rank, name, x: x * 4)
+
+
+@fault("gradients", "body.weight", [0], "body.weight is 1/M times", kind=Piped)
+def gradients_over_microbatches(training):
+    in_gradients(training, lambda rank, name, x: x / np.float32(4))
+
+
+@fault("gradients", "body.weight", [0], "0.3 on rank 0, 0.7 on rank 1", "clip", kind=Piped)
+def clipped_by_stage(training):
+    in_gradients(training, lambda rank, name, x: x * np.float32([0.3, 0.7][rank]))
+
+
+@fault("gradients", "head.weight", [1], "optimizer of rank 1 has no head.weight", kind=Piped)
+def optimizer_of_another_stage(training):
+    training.ranks[1]["gradients"] = {"SGD.0": None}
+    training.ranks[1]["optimizer"] = {}
+    training.ranks[1]["parameters"]["head.weight"] = training.whole["start"]["head.weight"]
+
+
+@fault("parameters", "head.weight", [1], "learning rate", kind=Piped)
+def learning_rate_of_a_stage(training):
+    data = training.ranks[1]
+    step = data["parameters"]["head.weight"] - data["start"]["head.weight"]
+    data["parameters"]["head.weight"] = data["start"]["head.weight"] + 2 * step
+
+
 @pytest.mark.parametrize("planted", FAULTS)
 def test_planted_fault_is_named_with_tensor_ranks_and_cause(planted):
-    plant, phase, name, ranks, words = FAULTS[planted]
-    training = Training(seed=len(planted))
+    plant, phase, name, ranks, words, kind = FAULTS[planted]
+    training = kind(seed=len(planted))
     plant(training)
     runs = training.runs()
     first = next(row for row in rows(runs) if row.differences)
@@ -214,8 +270,8 @@ def test_planted_fault_is_named_with_tensor_ranks_and_cause(planted):
 
 def test_every_rule_is_the_first_to_name_a_fault():
     answers = set()
-    for plant, *_ in FAULTS.values():
-        training = Training()
+    for plant, *_, kind in FAULTS.values():
+        training = kind()
         plant(training)
         runs = training.runs()
         first = next(row for row in rows(runs) if row.differences)

@@ -108,3 +108,44 @@ class Training:
         again = {0: Log(0, [self._step(self.whole, 0, owners)])}
         perturbed = {0: Log(0, [self._step(self.whole, 0, owners, 1e-7)])}
         return Runs(ranks, reference, again, perturbed, copies=False)
+
+
+STAGES = (("body", "body.weight", "body.bias", "running_mean"), ("head", "head.weight"))
+
+
+class Piped(Training):
+    """A pipeline of two ranks, the first of which has the samples: a step of 4 microbatches."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.ranks, self.behind, self.targets = [], (), "all"
+        for held in STAGES:
+            data = {key: x for key, x in self.whole.items() if not isinstance(x, dict)}
+            for key, found in self.whole.items():
+                if isinstance(found, dict):
+                    names = [name for name in found if self._of(name) in held]
+                    data[key] = {name: found[name] for name in names}
+            self.ranks.append(copy.deepcopy(data))
+
+    @staticmethod
+    def _of(name):
+        return name.removesuffix(".momentum_buffer")
+
+    def runs(self):
+        """Return the runs of a check of this training."""
+        count, ranks = len(self.whole["samples"]), {}
+        for rank, data in enumerate(self.ranks):
+            step = self._step(data, rank, np.full(count, rank))
+            (ids,) = step.ids
+            step.batches = 1 + (rank in self.behind)
+            if rank:
+                step.ids.clear()
+                step.pairs.append(ids if self.targets == "all" else ids + np.uint64(1))
+            facts = {"held": frozenset(STAGES[rank]), "microbatches": 4, "leader": 0}
+            ranks[rank] = Log(rank, [step], facts)
+        owners, runs = np.zeros(count, int), []
+        for noise in (0, 0, 1e-7):
+            step = self._step(self.whole, 0, owners, noise)
+            step.pairs.append(step.ids[0])
+            runs.append({0: Log(0, [step])})
+        return Runs(ranks, *runs, copies=False)
