@@ -49,8 +49,9 @@ def check_command(
     a third time with inputs and parameters changed by one unit in the last place: the distance of
     that run is the noise of each tensor.  For each step the table says of the batch, the outputs of
     all modules, gradients, parameters, the optimizer's state and buffers whether they are equal but
-    for noise.  The first tensor that differs is named, with the ranks and the likely cause.
-    Arguments of the script stand behind --.
+    for noise.  The first tensor that differs is named, with the ranks and the likely cause.  A
+    pipeline is compared with its model as one stage that has all microbatches.  Arguments of the
+    script stand behind --.
 
     The exit code is 0 if all is equal, 1 if something differs or the script fails on N ranks.
     """

@@ -142,8 +142,8 @@ def _report(runs: Runs, script: str, failure: str) -> Report:
         )
     if any("joined" in log.facts for log in runs.reference.values()):
         report.notes.append(
-            "the script makes the stages by hand: the reference has rank 0's and copies of the "
-            "other ranks', whose parameters it gives to rank 0's optimizer"
+            "as one process, the script makes rank 0's stages: the reference has copies of the "
+            "other ranks', too, whose parameters it gives to rank 0's optimizer"
         )
     if report.first is not None:
         report.cause = likely(runs, report.first)

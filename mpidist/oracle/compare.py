@@ -100,6 +100,11 @@ class Runs:
         """Number of microbatches of a pipeline; 0 without one."""
         return max(log.facts.get("microbatches", 0) for log in self.ranks.values())
 
+    @cached_property
+    def shards(self) -> int:
+        """Number of ranks among which a loader has divided the data; 0 if none has."""
+        return max(log.facts.get("shards", 0) for log in self.ranks.values())
+
     def leader(self, rank: int) -> int:
         """Return the rank that has a rank's samples: of a pipeline, that of the first stage."""
         return int(self.ranks[rank].facts.get("leader", rank))

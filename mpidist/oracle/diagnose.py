@@ -195,6 +195,21 @@ def same_samples(evidence: Evidence) -> str | None:
 
 
 @rule
+def divided_among_stages(evidence: Evidence) -> str | None:
+    """Find data that is divided among all ranks of a pipeline, not among its replicas."""
+    runs = evidence.runs
+    if evidence.row.phase != "batch" or not runs.microbatches:
+        return None
+    if runs.shards <= len(runs.leaders) or evidence.first.name == "steps":
+        return None
+    return (
+        f"the data is divided among {runs.shards} ranks, but all ranks of a pipeline need the same "
+        f"batch: divide it among {counted(len(runs.leaders), 'replica')}, by md.shard(data, "
+        "grid.data)"
+    )
+
+
+@rule
 def other_targets(evidence: Evidence) -> str | None:
     """Find a pipeline whose last stage has the targets of other samples than its first one."""
     if evidence.row.phase != "batch" or evidence.first.name != "targets":

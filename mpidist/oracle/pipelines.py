@@ -104,6 +104,8 @@ def install(taps: Taps) -> None:
         pipe: Any, stage: Any, comm: Any, num_microbatches: Any, *schedule: Any, **options: Any
     ) -> None:
         tied = options.pop("tied", None)
+        if taps.piped:
+            taps.refuse("more than one pipeline in a script")
         if not alone:
             make(pipe, stage, comm, num_microbatches, *schedule, tied=tied, **options)
             _record(taps, cuts, pipe, tied)

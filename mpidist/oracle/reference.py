@@ -44,7 +44,15 @@ def install(taps: Taps, link: Link | None = None) -> None:
 
 
 def _note_data(taps: Taps) -> None:
-    """Record whether `md.shard` gives single samples to the script."""
+    """Record among how many ranks `md.shard` divides, and whether it gives single samples."""
+    order = data.Order.__init__
+
+    @wraps(order)
+    def ordered(self: Any, *arguments: Any, **options: Any) -> None:
+        order(self, *arguments, **options)
+        taps.writer.facts(shards=self.size)
+
+    data.Order.__init__ = ordered  # type: ignore
     for kind in (data.Samples, data.Stream):
         make = kind.__init__
 

@@ -154,7 +154,7 @@ class Taps:
         self._sharded = False
         # Whether there is a pipeline, and one of its microbatches in forward; in a step of it, ids
         # and owners of the samples of the batch.
-        self._piped = self._inside = False
+        self.piped = self._inside = False
         self.batch: tuple[np.ndarray, np.ndarray] | None = None
         self.joined: Joined | None = None
         # Averages the gradients of parameters over the copies of a reference.
@@ -198,7 +198,7 @@ class Taps:
         known = id(stage) in self._names
         self._models = [each for each in self._models if each[1] is not stage]
         self._models.append((library, stage, naming))
-        self._piped, found = True, {naming(name) for name, _ in library.framework.buffers(stage)}
+        self.piped, found = True, {naming(name) for name, _ in library.framework.buffers(stage)}
         for name, module in library.modules(stage):
             self._names[id(module)] = naming(name)
             self._kept.append(module)
@@ -253,7 +253,7 @@ class Taps:
         Of a pipeline, those of all ranks are saved.  `number` is that of the model.
         """
         if self.plan.role == "ranks":
-            if self.rank == 0 or self._piped:
+            if self.rank == 0 or self.piped:
                 values = {name: np.array(host(x)) for name, x in named}
                 path = self.folder / f"start-{self.rank:06}-{number}"
                 path.write_bytes(pickle.dumps(values))
@@ -333,7 +333,7 @@ class Taps:
         if library.is_wrapper(module) or (self._depth == 0 and not library.is_recorded(module)):
             return original(module, *inputs, **options)
         outermost = self._depth == 0
-        if outermost and self._piped and not self._inside:
+        if outermost and self.piped and not self._inside:
             return original(module, *inputs, **options)  # not in a step of the pipeline
         if outermost:
             if not self.know(library, module):
@@ -353,7 +353,7 @@ class Taps:
     def _begin(self, inputs: Any, options: Any) -> tuple[Any, Any]:
         """Begin a forward of a model; return its inputs, perturbed if that is this run's role."""
         self._start()
-        if self._piped:
+        if self.piped:
             return inputs, options
         self._ids = samples_of((inputs, options))
         self._groups = self._of_ranks(self._ids)
@@ -457,6 +457,11 @@ class Taps:
 
     def zero_step(self, original: Any, optimizer: Any, *arguments: Any) -> Any:
         """Make a step of a ZeroOptimizer, and record the pieces of this rank."""
+        if self.joined is not None and not self.joined.stepped:
+            self.refuse(
+                "stages that are made by hand on each rank, with a ZeroOptimizer: expected stages "
+                "of md.partition(model, comm.size)"
+            )
         self.step.sites["step"] = _site()
         library = next(lib for lib, model, _ in self._models)
         for piece in optimizer.pieces:

@@ -80,6 +80,8 @@ class TorchLibrary:
             sampler = options.get("sampler", arguments[1] if len(arguments) > 1 else None)
             if isinstance(sampler, (DistributedSampler, Order)):
                 taps.writer.facts(loader=True)
+                if isinstance(sampler, DistributedSampler):
+                    taps.writer.facts(shards=sampler.num_replicas)
                 if taps.plan.role != "ranks" and not taps.plan.copies and batch_size:
                     # The samples of all ranks are those of one process, in the same order.
                     batch_size *= taps.plan.shares

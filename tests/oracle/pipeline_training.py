@@ -1,6 +1,7 @@
 """A pipeline with a planted fault, for tests of mpidist check.
 
 FAULT [library=torch|array] [schedule=NAME] [stages=partition|hand|traced] [pipe=RANKS]
+[optimizer=sgd|adam|zero]
 """
 
 import sys
@@ -93,13 +94,16 @@ else:
     else:
         mine = [parts[rank], parts[2 * size - 1 - rank if schedule == "zb-v" else rank + size]]
 held = [p for stage in mine for p in stage.parameters()]
-if grid.shape[0] > 1:
+zero = words.get("optimizer") == "zero"
+if grid.shape[0] > 1 or zero:
     mine = [md.DDP(stage, grid.data) for stage in mine]
 pipe = md.Pipeline(mine, grid.pipe, num_microbatches=4, schedule=schedule)
 if fault == "first stage" and size > 1:  # the optimizer of all ranks is made of its parameters
     held = list(parts[0].parameters())
 rate = 0.05 if fault == "rate" and rank == 1 else 0.1
-if array:
+if zero:
+    optimizer = md.ZeroOptimizer(torch.optim.Adam, mine[0], lr=0.01)
+elif array:
     optimizer = nn.SGD(held, rate, momentum=0.9)
 elif words.get("optimizer") == "adam":
     optimizer = torch.optim.Adam(held, 0.1 * rate)
@@ -122,7 +126,7 @@ for _ in range(4):
         pipe.step(inputs, targets, loss_fn)
     if fault == "clipped":
         torch.nn.utils.clip_grad_norm_(held, 0.05)
-    elif fault == "clean" and not array:
+    elif fault == "clean" and not array and not zero:
         pipe.clip_gradients(0.5)
     if fault != "skipped" or rank == 0:
         optimizer.step()

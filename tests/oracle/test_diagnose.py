@@ -208,6 +208,11 @@ def other_targets(training):
     training.targets = "others"
 
 
+@fault("batch", "targets", [1], "divided among 2 ranks", "1 replica", kind=Piped)
+def divided_among_stages(training):
+    training.targets, training.shards = "others", 2
+
+
 @fault("forward", "head", [1], "BatchNorm1d", "each microbatch's samples", kind=Piped)
 def statistics_of_microbatches(training):
     training.traits["head"] = "BatchNorm1d", "batch statistics"

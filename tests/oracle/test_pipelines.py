@@ -142,7 +142,7 @@ def test_check_of_a_clean_pipeline_finds_every_phase_equal():
 def test_check_of_stages_made_by_hand_says_what_the_reference_has():
     found = Checked("pipeline", "clean", "library=array", "stages=hand")
     found.assert_equal()
-    assert "the script makes the stages by hand" in found.output
+    assert "as one process, the script makes rank 0's stages" in found.output
 
 
 @pytest.mark.long
@@ -188,6 +188,7 @@ CLEAN = [
     (4, "pipe=2"),
     (4, "pipe=2", "library=array", "schedule=gpipe"),
     (4, "pipe=2", "optimizer=adam", "schedule=interleaved"),
+    (4, "pipe=2", "optimizer=zero"),
     (2, "stages=traced"),
     (2, "stages=hand"),
     (4, "stages=hand", "pipe=2"),

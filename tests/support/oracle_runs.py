@@ -118,7 +118,7 @@ class Piped(Training):
 
     def __init__(self, seed=0):
         super().__init__(seed)
-        self.ranks, self.behind, self.targets = [], (), "all"
+        self.ranks, self.behind, self.targets, self.shards = [], (), "all", 0
         for held in STAGES:
             data = {key: x for key, x in self.whole.items() if not isinstance(x, dict)}
             for key, found in self.whole.items():
@@ -142,7 +142,7 @@ class Piped(Training):
                 step.ids.clear()
                 step.pairs.append(ids if self.targets == "all" else ids + np.uint64(1))
             facts = {"held": frozenset(STAGES[rank]), "microbatches": 4, "leader": 0}
-            ranks[rank] = Log(rank, [step], facts)
+            ranks[rank] = Log(rank, [step], {**facts, "shards": self.shards})
         owners, runs = np.zeros(count, int), []
         for noise in (0, 0, 1e-7):
             step = self._step(self.whole, 0, owners, noise)
