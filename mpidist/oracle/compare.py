@@ -118,16 +118,14 @@ class Runs:
         """Return the ranks that should have a tensor: of a pipeline, those of its stage."""
         if phase == "batch":
             return self.leaders
+        if not self.microbatches or imprint.how == "loss":
+            return list(self.ranks)
         name = imprint.name
         if imprint.how == "rows":
-            name = name.partition("[")[0]
-        elif phase == "optimizer":
-            name = name.rpartition(".")[0]
-        return [
-            rank
-            for rank, log in self.ranks.items()
-            if imprint.how == "loss" or "held" not in log.facts or name in log.facts["held"]
-        ]
+            # A traced stage has modules, too, that it never calls.
+            return [rank for rank, log in self.ranks.items() if log.has(phase, name)]
+        name = name.rpartition(".")[0] if phase == "optimizer" else name
+        return [rank for rank, log in self.ranks.items() if name in log.facts.get("held", ())]
 
     def step_of(self, rank: int, number: int) -> Step | None:
         """Return a step of a rank."""

@@ -101,6 +101,10 @@ class Log:
         """Return a step by its number, from 1; None if this process did not come so far."""
         return next((step for step in self.steps if step.number == number), None)
 
+    def has(self, phase: str, name: str) -> bool:
+        """Return whether any step has a tensor."""
+        return any(name in step.tensors.get(phase, {}) for step in self.steps)
+
 
 class Writer:
     """Writes the log of a process, so that what was recorded outlives its end."""

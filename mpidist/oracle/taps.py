@@ -189,10 +189,10 @@ class Taps:
     def know_stage(
         self, library: Library, stage: Any, naming: Naming, tied: Mapping[str, Any]
     ) -> set[str]:
-        """Learn the names in a stage of a pipeline, and return them: ``naming(name)``.
+        """Learn the names in a stage of a pipeline; return those of parameters and buffers.
 
-        They take the place of those that a DDP around the stage may have given.  `tied` has the
-        names in the whole model of parameters that other stages have, too.
+        They are ``naming(name)``, and take the place of those that a DDP around the stage may have
+        given.  `tied` has the names in the whole model of parameters that other stages have, too.
         """
         self._tied.update({id(p): name for name, p in tied.items()})
         known = id(stage) in self._names
@@ -202,13 +202,12 @@ class Taps:
         for name, module in library.modules(stage):
             self._names[id(module)] = naming(name)
             self._kept.append(module)
-            found.add(naming(name))
         for name, p in library.framework.parameters(stage):
             self._parameters[id(p)] = self._tied.get(id(p)) or naming(name)
             found.add(self._parameters[id(p)])
             if not known:
                 self._watch(library, p)
-        return {name for name in found if name is not None}
+        return found
 
     def _watch(self, library: Library, p: Any) -> None:
         self._kept.append(p)

@@ -1,7 +1,7 @@
 """A pipeline with a planted fault, for tests of mpidist check.
 
 FAULT [library=torch|array] [schedule=NAME] [stages=partition|hand|traced] [pipe=RANKS]
-[optimizer=sgd|adam|zero]
+[optimizer=sgd|adam|zero] [tied=yes]
 """
 
 import sys
@@ -56,6 +56,8 @@ else:
         layers += [Block()]
         if fault == "batchnorm" and k == 3:
             layers += [torch.nn.BatchNorm1d(16)]
+    if words.get("tied"):
+        layers[6].inner.weight = layers[1].inner.weight
     model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 5))
     loss_fn = functional.cross_entropy
     if fault == "summed":
@@ -79,7 +81,7 @@ else:
         class Whole(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.blocks = torch.nn.ModuleList(layers)
+                self.blocks = torch.nn.ModuleList(model)
 
             def forward(self, x):
                 for block in self.blocks:
