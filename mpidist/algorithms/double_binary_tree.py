@@ -5,6 +5,7 @@ So no link idles.
 
 from collections.abc import Callable, Iterator
 
+from ..schedule.ranks import choose
 from ..schedule.registry import algorithm
 from ..schedule.rounds import Recv, Reduce, Round, Send, on, parallel
 
@@ -18,18 +19,28 @@ def _family(node: int, size: int) -> tuple[int | None, list[int]]:
             1       5          the tree over 0 … 6
           0   2   4   6
     """
-    low, count, parent = 0, size, None
-    while True:
-        left = (1 << (count.bit_length() - 1)) - 1
-        top, right = low + left, count - left - 1
-        if node == top:
-            return parent, [*_top(low, left), *_top(top + 1, right)]
-        parent = top
-        low, count = (low, left) if node < top else (top + 1, right)
+    half = 1  # of the numbers of a subtree of its height: that of 5 (101 in binary) is 4 … 6
+    while node & half:
+        half *= 2
+    step = half // 2
+    children = [node - step] if step else []
+    while step and node + step >= size:
+        step //= 2
+    if step:
+        children.append(node + step)
+    if node == _top(size):
+        return None, children
+    # Ancestors beyond the last node do not exist; the next one takes their place.
+    parent = choose(node & 2 * half, node - half, node + half)
+    while parent >= size:
+        half *= 2
+        parent = choose(parent & 2 * half, parent - half, parent + half)
+    return parent, children
 
 
-def _top(low: int, count: int) -> list[int]:
-    return [low + (1 << (count.bit_length() - 1)) - 1] if count else []
+def _top(size: int) -> int:
+    """Return the root of the in-order tree over 0 … size - 1."""
+    return (1 << (size.bit_length() - 1)) - 1
 
 
 def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
@@ -39,7 +50,7 @@ def _relatives(node: int, size: int) -> tuple[int | None, list[int]]:
     """
     inner = size - 1
     if node == inner:
-        return None, _top(0, inner)
+        return None, [_top(inner)] if inner else []
     parent, children = _family(node, inner)
     return (inner if parent is None else parent), children
 

@@ -7,7 +7,7 @@ of blocks that the data are cut into.
 
 from collections.abc import Iterator
 
-from ..schedule.ranks import choose, pick
+from ..schedule.ranks import choose
 from ..schedule.registry import Groups, algorithm
 from ..schedule.rounds import Round
 from .levels import Share, kept, leaders_of, leading, node_of, nodes_of, owned, owned_by, play
@@ -18,7 +18,7 @@ def _by_node(groups: Groups, blocks: int, size: int) -> Share:
     nodes = nodes_of(groups)
 
     def share(node: int) -> tuple[int, ...]:
-        ranks = range(pick(nodes.lengths, node))
+        ranks = range(nodes.length(node))
         return owned((nodes.at(node, i) for i in ranks), blocks, size)
 
     return share

@@ -10,15 +10,15 @@ A *team* is some of the ranks.  Two teams of rank 4 in nodes of three, and the l
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from math import lcm
 from operator import index as plain
 from typing import Any
 
 from ..schedule.contract import COLLECTIVES
-from ..schedule.ranks import choose, pick, picker, span
+from ..schedule.ranks import ONE, choose, pick, picker, span
 from ..schedule.registry import Algorithm, Groups, find
-from ..schedule.rounds import Blocks, Copy, Fold, Meet, Parallel, Round, block_tuple, on, steps_of
+from ..schedule.rounds import Blocks, Copy, Fold, Meet, Parallel, Round, on, steps_of
 
 Share = Callable[[int], Blocks]  # the blocks of one part, by the number of the part
 Names = tuple[str, ...]
@@ -45,10 +45,23 @@ class Nodes:
     lengths: tuple[int, ...]
     number: tuple[int, ...]  # of each rank: its node, and its index in the node
     local: tuple[int, ...]
+    each: int  # ranks of every node, if those follow each other; else 0
 
     def at(self, node: int, local: int) -> int:
         """Return the rank of a node with a local index."""
+        if self.each:
+            return node * self.each + local
         return pick(self.flat, pick(self.starts, node) + local)
+
+    def length(self, node: int) -> int:
+        """Return the number of ranks of a node."""
+        return self.each or pick(self.lengths, node)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the node of a rank, and its index there."""
+        if self.each:
+            return rank // self.each, rank % self.each
+        return pick(self.number, rank), pick(self.local, rank)
 
 
 @lru_cache(maxsize=64)
@@ -56,18 +69,18 @@ def nodes_of(groups: Groups) -> Nodes:
     """Return the nodes of groups of ranks, of which each rank is in one."""
     flat = tuple(chain.from_iterable(groups))
     lengths = tuple(map(len, groups))
-    starts = tuple(sum(lengths[:k]) for k in range(len(groups)))
+    starts = tuple(accumulate(lengths[:-1], initial=0))
+    each = lengths[0] if flat == tuple(range(len(flat))) and len({*lengths}) == 1 else 0
     places = {rank: (k, i) for k, group in enumerate(groups) for i, rank in enumerate(group)}
     number, local = zip(*(places[rank] for rank in range(len(flat))))
-    return Nodes(flat, starts, lengths, number, local)
+    return Nodes(flat, starts, lengths, number, local, each)
 
 
 def node_of(rank: int, groups: Groups) -> Team:
     """Return all ranks on the node of `rank`, including itself."""
     nodes = nodes_of(groups)
-    node = pick(nodes.number, rank)
-    size = plain(pick(nodes.lengths, node))
-    return Team(size, pick(nodes.local, rank), lambda i: nodes.at(node, i))
+    node, local = nodes.place(rank)
+    return Team(plain(nodes.length(node)), local, lambda i: nodes.at(node, i))
 
 
 def lane_of(rank: int, groups: Groups) -> Team:
@@ -76,8 +89,8 @@ def lane_of(rank: int, groups: Groups) -> Team:
     The index in a lane is the number of the node.
     """
     nodes = nodes_of(groups)
-    local = pick(nodes.local, rank)
-    return Team(len(groups), pick(nodes.number, rank), lambda k: nodes.at(k, local))
+    node, local = nodes.place(rank)
+    return Team(len(groups), node, lambda k: nodes.at(k, local))
 
 
 def leaders_of(rank: int, groups: Groups, root: int | None = None) -> Team:
@@ -86,13 +99,13 @@ def leaders_of(rank: int, groups: Groups, root: int | None = None) -> Team:
     The index is the number of the node of `rank`, leader or not.
     """
     nodes = nodes_of(groups)
-    home = None if root is None else pick(nodes.number, root)
+    home = None if root is None else nodes.place(root)[0]
 
     def leader(node: int) -> int:
         first = nodes.at(node, 0)
         return first if home is None else choose(node == home, root, first)
 
-    return Team(len(groups), pick(nodes.number, rank), leader)
+    return Team(len(groups), nodes.place(rank)[0], leader)
 
 
 def play(
@@ -114,7 +127,9 @@ def play(
     # Shares (0 1 2 3) and (4 5 6 7), an algorithm of 4 blocks: its block 3 is 6 and 7.
     @cache
     def part_of(owner: int) -> tuple[Callable[[int], int], int]:
-        numbers = block_tuple(share(owner))
+        numbers = share(owner)
+        if isinstance(numbers, ONE):
+            numbers = (numbers,)
         return picker(numbers), len(numbers) // pieces
 
     def blocks(block: int) -> Blocks:

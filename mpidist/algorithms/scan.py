@@ -25,7 +25,7 @@ def _shifted(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Iter
     if left or right:
         yield (*right, *left)
     if rank:
-        yield from on(range(1, size), scan(rank - 1, size - 1))
+        yield from on(lambda index: index + 1, scan(rank - 1, size - 1))
 
 
 @algorithm("scan", "chain", ordered=True)

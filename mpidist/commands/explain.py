@@ -10,16 +10,21 @@ import click
 
 from ..measure import counted, format_size, significant
 from ..tables import Column
-from .console import examples, make_console, make_table, show
-from .options import byte_count, collective_name, load_option
+from .console import examples, make_console, make_table, progress_bar, show
+from .export.library import MODEL
+from .options import MANY, byte_count, check_only, collective_name, load_option, only
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..schedule.model import Messages
     from ..selection.calibration import Calibration
     from ..selection.choose import Candidate
 
 _SIZE = 1 << 20  # bytes, by default
 _SECONDS = 1.0  # of measurements for the table
+HERE = "a call in this job, without --ranks"
+ELSEWHERE = "a job that is not here, with --ranks"
 
 
 @click.command(
@@ -29,28 +34,64 @@ _SECONDS = 1.0  # of measurements for the table
         "mpidist explain allreduce 64M",
         "mpidist run -n 4 -- mpidist explain allgather --bytes 8K",
         "mpidist run -n 4 -- mpidist explain allreduce --memory symmetric --tuning tuning.json",
+        "mpidist explain allreduce 16M --ranks 1M --nodes 128K",
     ),
 )
 @click.argument("collective", type=collective_name())
 @click.argument("size", required=False, type=byte_count())
 @click.option("--bytes", "nbytes", type=byte_count(), help="The SIZE, as an option.")
-@click.option(
-    "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
+@only(
+    HERE,
+    click.option(
+        "--op", default="sum", metavar="NAME", show_default=True, help="Operation of reductions."
+    ),
+    click.option(
+        "--memory",
+        type=click.Choice(["private", "symmetric"]),
+        default="private",
+        show_default=True,
+        help="Memory of the arrays; comm.empty() returns symmetric ones.",
+    ),
+    click.option("--device", type=click.Choice(["cuda"]), help="Arrays on a GPU, not on the host."),
+    click.option(
+        "--tuning", type=click.Path(), metavar="FILE", help="File of `mpidist tune` or `calibrate`."
+    ),
 )
 @click.option(
-    "--memory",
-    type=click.Choice(["private", "symmetric"]),
-    default="private",
-    show_default=True,
-    help="Memory of the arrays; comm.empty() returns symmetric ones.",
+    "--ranks",
+    type=MANY,
+    help="Predict the times of all algorithms by messages on so many ranks, which are not here.",
 )
-@click.option("--device", type=click.Choice(["cuda"]), help="Arrays on a GPU, not on the host.")
-@click.option(
-    "--tuning", type=click.Path(), metavar="FILE", help="File of `mpidist tune` or `calibrate`."
+@only(
+    ELSEWHERE,
+    click.option(
+        "--nodes",
+        type=MANY,
+        default="1",
+        show_default=True,
+        help="Number of nodes, with equally many ranks each.",
+    ),
+    click.option(
+        "--predict",
+        "model",
+        type=MODEL,
+        default="1e-6,1e-10,5e-11",
+        show_default=True,
+        help="Seconds of a message in a node, of a byte sent, of a byte combined.",
+    ),
+    click.option(
+        "--link",
+        type=MODEL,
+        default="5e-6,8e-11",
+        show_default=True,
+        help="Seconds of a message between nodes, and of a byte; a node sends one at a time.",
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @load_option
+@click.pass_context
 def explain_command(
+    context: click.Context,
     collective: str,
     size: int | None,
     nbytes: int | None,
@@ -58,6 +99,10 @@ def explain_command(
     memory: str,
     device: str | None,
     tuning: str | None,
+    ranks: int | None,
+    nodes: int,
+    model: Mapping[str, float],
+    link: Mapping[str, float],
     as_json: bool,
 ) -> None:
     """Print the choice of "auto" for a COLLECTIVE, and the reason.
@@ -73,16 +118,24 @@ def explain_command(
     messages are measured for the times, not for the choice.  They are shown with their noise.  With
     more ranks than cores there are none: those times are the scheduler's.  Between nodes native is
     assumed to take the time of the best non-hierarchical algorithm.
+
+    With --ranks it lists all algorithms by messages for a job that is not here, the fastest first,
+    by the cost model: of straight lines, with the constants that --predict and --link give.
     """
+    if size is not None and nbytes is not None:
+        raise click.UsageError("give the size once: as SIZE or as --bytes")
+    nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
+    if ranks is not None:
+        check_only(context, ELSEWHERE)
+        _explain_elsewhere(collective, nbytes, ranks, nodes, model, link, as_json)
+        return
+    check_only(context, HERE)
     import mpidist
 
     from ..communicator.full_calibration import calibrate_fully
     from ..communicator.layers import calibrate, try_out
     from ..communicator.layers import known as measured
 
-    if size is not None and nbytes is not None:
-        raise click.UsageError("give the size once: as SIZE or as --bytes")
-    nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     comm = mpidist.init(tuning=tuning)
     chosen, every = comm.explain(collective, nbytes, op, memory, device=device)
     if chosen.untried:
@@ -147,6 +200,75 @@ def explain_command(
         console.print(f"expected µs: none for 1 rank; for 4: {_example(collective, nbytes)}")
     for basis in dict.fromkeys(candidate.basis for candidate in every if candidate.basis):
         console.print(f"expected µs: {basis}{_constants(known) if basis == MODEL else ''}")
+
+
+def _explain_elsewhere(
+    collective: str,
+    nbytes: int,
+    ranks: int,
+    nodes: int,
+    model: Mapping[str, float],
+    link: Mapping[str, float],
+    as_json: bool,
+) -> None:
+    """Print what the algorithms would take on ranks that are not here."""
+    from ..communicator.launcher_notes import launched_size
+    from ..schedule.cost import Link
+    from ..schedule.registry import algorithms
+    from ..selection.outlook import outlook
+
+    if launched_size() > 1:
+        raise click.UsageError(
+            f"--ranks {ranks}: this job has {launched_size()} ranks; a prediction needs none of "
+            "them: start it without a launcher"
+        )
+    if "gamma" in link:
+        raise click.UsageError("--link: expected two numbers: combining is a matter of --predict")
+    far = Link(link["alpha"], link["beta"])
+    with progress_bar(f"{collective} on {ranks} ranks", len(algorithms(collective))) as advance:
+        every = outlook(collective, nbytes, ranks, nodes, link=far, on_step=advance, **model)
+    if as_json:
+        content = {
+            **{"collective": collective, "bytes": nbytes, "ranks": ranks, "nodes": nodes},
+            **{"model": dict(model), "link": dict(link) if nodes > 1 else None},
+            "candidates": [
+                {
+                    **{"algorithm": one.algorithm, "can": one.seconds is not None, "why": one.why},
+                    **{"expected_s": one.seconds, "rounds": one.rounds},
+                    **{"messages": one.messages, "bytes": one.nbytes},
+                }
+                for one in every
+            ],
+        }
+        click.echo(json.dumps(content, indent=1))
+        return
+    console = make_console()
+    data = "" if collective == "barrier" else f", {format_size(nbytes)} bytes"
+    console.print(
+        f"{collective}{data}, {counted(ranks, 'rank')} on {counted(nodes, 'node')} that are not "
+        "here: messages, and their bytes, of the rank that sends the most"
+    )
+    table = make_table(
+        console,
+        Column.names("algorithm"),
+        *map(Column.numbers, ("expected µs", "rounds", "messages", "bytes")),
+        "why not",
+    )
+    for one in every:
+        if one.seconds is None:
+            table.add_row(one.algorithm, "", "", "", "", one.why, style="dim")
+            continue
+        figures = map(str, (one.rounds, one.messages, one.nbytes))
+        table.add_row(one.algorithm, significant(one.seconds * 1e6, 4), *figures, "")
+    show(console, table)
+    between = f"; between nodes {_model(link)}, one at a time" if nodes > 1 else ""
+    console.print(f"expected µs: by the cost model: {_model(model)}{between}; not measured here")
+
+
+def _model(constants: Mapping[str, float]) -> str:
+    combined = constants.get("gamma")
+    more = "" if combined is None else f", combining at {_rate(combined)}"
+    return f"{constants['alpha'] * 1e6:.3g} µs a message, {_rate(constants['beta'])}{more}"
 
 
 def _example(collective: str, nbytes: int) -> str:

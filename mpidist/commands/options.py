@@ -123,6 +123,22 @@ def naming(parameter: str) -> Iterator[None]:
 # -- numbers --------------------------------------------------------------------------------------
 
 
+def _many(text: str) -> int:
+    try:
+        number = parse_size(text)
+    except InvalidArgument:
+        number = 0
+    if number < 1:
+        raise InvalidArgument(
+            f"{text!r}: expected a whole number >= 1, with K or M for 1024 or 1024², such as 1M"
+        )
+    return number
+
+
+MANY = Parsed("N", _many)
+"""Type of a number that may be large: ``4096``, ``1M`` for 1,048,576."""
+
+
 def byte_count(least: int = 0) -> Parsed:
     """Return the type of a number of bytes, at least `least`: ``8``, ``64K``, ``1.5MiB``."""
 

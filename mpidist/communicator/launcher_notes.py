@@ -54,6 +54,12 @@ def launched_rank(
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
+def launched_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks that an MPI launcher started; 1 if none did, or if unknown."""
+    texts = (environ.get(names.size, "") for names in OF_MPI if names.size)
+    return next((int(text) for text in texts if text.isdecimal()), 1)
+
+
 def send_note(**facts: object) -> bool:
     """Send facts to ``mpidist run``, if it started this process; return whether it got them."""
     name = os.environ.get(NOTES)

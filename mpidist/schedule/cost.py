@@ -25,11 +25,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..errors import InvalidArgument, Unsupported
+from .clocks import Rates, seconds_of
 from .exchange import Posted
 from .machine import Machine, Proof
 from .model import Messages
-from .prove import prepare
+from .prove import prepare, resolved
+from .ranks import Unfit
 from .registry import Algorithm, Choice, Groups
 from .rounds import (
     BUFFERS,
@@ -47,7 +51,13 @@ from .rounds import (
     block_tuple,
     blocks,
 )
+from .score import loads_of, scores_of
 from .strand import Strand
+
+PROVED = 128
+"""Ranks up to which :func:`cost` also proves the schedule."""
+MANY = 100_000
+"""Ranks above which a schedule needs a pattern: one by one they would take minutes."""
 
 _SAME = 1 + 1e-9  # times that differ by rounding are equal; else the order would be arbitrary
 
@@ -120,8 +130,12 @@ class Cost:
         Bytes that each group of ranks (a node) sends to other groups, by group.
     read, stored : tuple of int
         Bytes that each rank reads and stores in the memory of other ranks, by rank.
-    proof : Proof
-        Proof of the schedule, from the same run.
+    rounds : int
+        Largest number of rounds of any rank.
+    messages : tuple of int
+        Messages that each rank sends, by rank.
+    proof : Proof or None
+        Proof of the schedule, from the same run; None above `PROVED` ranks, which run together.
     """
 
     seconds: float
@@ -130,7 +144,9 @@ class Cost:
     between: tuple[int, ...]
     read: tuple[int, ...]
     stored: tuple[int, ...]
-    proof: Proof
+    rounds: int
+    messages: tuple[int, ...]
+    proof: Proof | None
 
 
 class TimedMachine(Machine):
@@ -171,7 +187,8 @@ class TimedMachine(Machine):
         seconds += max(n and n * strand.at(nbytes / n) for n, nbytes in both)
         sent, between = tuple(self.bytes_sent), tuple(self.bytes_between)
         read, stored = tuple(self.bytes_read), tuple(self.bytes_stored)
-        return Cost(seconds, sum(sent), sent, between, read, stored, proof)
+        figures = sum(sent), sent, between, read, stored, proof.rounds, proof.sent
+        return Cost(seconds, *figures, proof)
 
     def _drain(self) -> None:
         # Time stands still while strands post what they can; then the next events happen at once.
@@ -377,14 +394,15 @@ def cost(
     Returns
     -------
     Cost
-        Seconds, bytes and the proof.
+        Seconds, bytes, and up to `PROVED` ranks the proof; above, ranks that do alike run once.
 
     Raises
     ------
     ScheduleError
-        If the schedule is wrong.
+        If the schedule is wrong; above `PROVED` ranks only if it has no pattern.
     Unsupported
-        If it is of the memory "kernels", which the model has no times for.
+        If it is of the memory "kernels", which the model has no times for; if above `MANY` ranks it
+        has no pattern that they share.
 
     Examples
     --------
@@ -394,6 +412,17 @@ def cost(
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         if value < 0:
             raise InvalidArgument(f"{name}={value}: expected a number >= 0")
+    if isinstance(size, int) and size > PROVED and segments == 1:
+        known, degree = resolved(collective, choice, size, root, arity=arity)
+        rates = Rates(alpha, beta, gamma, *(() if link is None else (link.alpha, link.beta, True)))
+        try:
+            return together(known, size, nbytes, rates, root=root, arity=degree, groups=groups)
+        except Unfit as unfit:
+            if size > MANY:
+                raise Unsupported(
+                    f"{known.label} on {size} ranks has no pattern that many ranks share: {unfit}; "
+                    f"ranks run one by one up to {MANY}"
+                ) from None
     return timed(
         *(collective, choice, size, nbytes, Messages.straight(alpha, beta, gamma)),
         root=root,
@@ -404,6 +433,61 @@ def cost(
         link=link,
         sharing=sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes),
     )
+
+
+def together(
+    algorithm: Algorithm,
+    size: int,
+    nbytes: int,
+    rates: Rates,
+    *,
+    root: int = 0,
+    arity: int = 2,
+    groups: Groups | None = None,
+) -> Cost:
+    """Return the cost of a schedule whose ranks run together, as many as do the same.
+
+    Parameters are those of :func:`cost`.  There is no proof.  Ranks that reach the link of a node
+    at the same time do so in an order that begins with each node's first rank.
+
+    Raises
+    ------
+    Unsupported
+        If the algorithm does not serve so many ranks or these groups.
+    Unfit
+        If the schedule has no pattern that its ranks share, or it is one in shared memory.
+    """
+    if algorithm.memory is not None:
+        raise Unfit("ranks that reach each other's memory")
+    if nbytes < 0:
+        raise InvalidArgument(f"nbytes={nbytes}: expected a number >= 0")
+    if (reason := algorithm.unsupported(size, groups)) is not None:
+        raise Unsupported(f"{algorithm.label}: {reason}")
+    several = groups is not None and len(groups) > 1
+    rates = rates if several else replace(rates, linked=False)
+    wrong = Unfit("its ranks have nothing in common")
+    for score in scores_of(algorithm, size, nbytes, root=root, arity=arity, groups=groups):
+        nodes = np.zeros(score.lanes, np.int64)
+        if score.count == 1:
+            for number, group in enumerate(groups or ()):
+                nodes[list(group)] = number
+        try:
+            seconds = seconds_of(score, rates, nodes)
+            break
+        except Unfit as unfit:
+            wrong = unfit
+    else:
+        raise wrong
+    loads = loads_of(score, nodes)
+    sent, messages = (np.tile(each, score.count) for each in (loads.sent, loads.messages))
+    left = np.zeros(int(nodes.max()) + 1, np.int64)
+    if several:
+        np.add.at(left, nodes, loads.left)
+    if several and score.count > 1:
+        left = np.tile(left, score.count)
+    none = (0,) * size
+    figures = tuple(sent.tolist()), tuple(left.tolist()), none, none, loads.rounds
+    return Cost(seconds, int(sent.sum()), *figures, tuple(messages.tolist()), None)
 
 
 def timed(

@@ -118,6 +118,50 @@ def prepare(
     Proofs, costs and pictures are made with it.  Parameters are those of :func:`prove`; `machine`
     is the class of the machine.
     """
+    known, arity = resolved(
+        collective,
+        schedule,
+        size,
+        root,
+        blocks=blocks,
+        arity=arity,
+        equal_blocks=equal_blocks,
+        segments=segments,
+        memory=memory,
+    )
+    count = blocks if blocks is not None else known.block_count(size, groups=groups)
+    if segments == 1:
+        parts = known.schedules(range(size), size, root, arity, groups)
+    else:
+        given = {"root": root, "arity": arity, "groups": groups}
+        parts = [known.segmented(rank, size, segments, window, **given) for rank in range(size)]
+    return known, machine(
+        COLLECTIVES[collective],
+        parts,
+        root,
+        count * segments,
+        known.equal_blocks,
+        memory=known.memory,
+        groups=groups,
+    )
+
+
+def resolved(
+    collective: str,
+    schedule: str | Algorithm | Choice | Callable[..., Schedule],
+    size: int,
+    root: int = 0,
+    *,
+    blocks: int | None = None,
+    arity: int = 2,
+    equal_blocks: bool = False,
+    segments: int = 1,
+    memory: str | None = None,
+) -> tuple[Algorithm, int]:
+    """Return the algorithm that is meant, and its arity, after a check of all parameters.
+
+    They are those of :func:`prove`.
+    """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", collective, COLLECTIVES)
     whole("size", size)
@@ -136,21 +180,7 @@ def prepare(
                 f"schedule={schedule!r}: expected a name, an algorithm, or a generator function"
             )
         known = _unregistered(collective, schedule, blocks, equal_blocks, memory)
-    count = blocks if blocks is not None else known.block_count(size, groups=groups)
-    if segments == 1:
-        parts = known.schedules(range(size), size, root, arity, groups)
-    else:
-        given = {"root": root, "arity": arity, "groups": groups}
-        parts = [known.segmented(rank, size, segments, window, **given) for rank in range(size)]
-    return known, machine(
-        COLLECTIVES[collective],
-        parts,
-        root,
-        count * segments,
-        known.equal_blocks,
-        memory=known.memory,
-        groups=groups,
-    )
+    return known, arity
 
 
 def _unregistered(

@@ -10,6 +10,8 @@ by it, and the generator begins again for each part, since it cannot be copied h
 
 What an array cannot do (``rank.bit_length()``, a dict's key) is an error, never another result; the
 generator then runs for every rank by itself.
+
+Where all ranks do the same, turned by so many places, one number stands for all: a :class:`Turn`.
 """
 
 from __future__ import annotations
@@ -80,6 +82,145 @@ class Ranks:
 
     def __neg__(self) -> Ranks:
         return Ranks(-self.values, self.bound)
+
+
+class Turn:
+    """A number of each k of `count` ranks on a circle: of all ranks, one run of a generator.
+
+    It is ``(base + offset + stride * k) % (stride * count) + plus``, where `base` and `plus` may be
+    Ranks.  What is not the same for all k, after a turn, is an error: ``if rank == 3``.
+    """
+
+    __slots__ = ("base", "count", "offset", "plus", "stride")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, base: Any, offset: int, stride: int, count: int, plus: Any = 0):
+        self.base, self.offset, self.stride, self.count = base, offset, stride, count
+        self.plus = plus
+
+    def __add__(self, other: Any) -> Turn:
+        stride = self.stride
+        if stride > 1 and type(self.base) is int and (self.base + self.offset) % stride == 0:
+            # The first rank of a node and the number of one of its ranks are another rank.
+            low, high = _ends(_whole(other))
+            if low >= 0 and high < stride and type(self.plus) is int and self.plus == 0:
+                return Turn(self.base + other, self.offset, stride, self.count)
+        return Turn(self.base, self.offset, self.stride, self.count, self.plus + _whole(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        if type(other) is Turn:
+            mine, others = self.base + self.offset, other.base + other.offset
+            alike = (self.stride, self.count) == (other.stride, other.count)
+            # In one node, which comes to the end of the circle as a whole.
+            if not alike or (mine // self.stride == others // self.stride) != 1:
+                raise Unfit("two numbers that both depend on the rank")
+            return mine - others + self.plus - other.plus
+        return Turn(self.base, self.offset, self.stride, self.count, self.plus - _whole(other))
+
+    def __mul__(self, other: int) -> Turn:
+        n = plain(other)
+        if n < 1:
+            raise Unfit("a rank times a number below 1")
+        return Turn(self.base * n, self.offset * n, self.stride * n, self.count, self.plus * n)
+
+    __rmul__ = __mul__
+
+    def __mod__(self, n: int) -> Any:
+        stride, plus, circle = self.stride, self.plus, self.stride * self.count
+        if n == circle:
+            if type(plus) is int:
+                return Turn(self.base, (self.offset + plus) % n, stride, self.count)
+            return Turn(self.base + plus, self.offset, stride, self.count)
+        if stride % n == 0:
+            return (self.base + self.offset + plus) % n
+        if 0 <= self < n:
+            return self
+        raise Unfit("a remainder that is not the same for all ranks")
+
+    def __floordiv__(self, n: int) -> Any:
+        if self.stride % n == 0 and self.plus == 0:
+            return Turn((self.base + self.offset) // n, 0, self.stride // n, self.count)
+        if 0 <= self < n:
+            return 0
+        raise Unfit("a quotient that is not the same for all ranks")
+
+    def _compared(self, other: Any, holds: Callable[[int, int], bool]) -> bool:
+        low, high = _ends(self.plus)
+        first, last = _ends(_whole(other))
+        answer = holds(low, last)
+        if holds(high + self.stride * self.count - 1, first) != answer:
+            raise Unfit("a question with another answer on each rank")
+        return answer
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compared(other, operator.lt)
+
+    def __le__(self, other: Any) -> bool:
+        return self._compared(other, operator.le)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._compared(other, operator.gt)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._compared(other, operator.ge)
+
+    def __eq__(self, other: object) -> Any:
+        if type(other) is not Turn:
+            return self._compared(other, operator.ge) and self._compared(other, operator.le)
+        if (self.stride, self.count, self.plus) != (other.stride, other.count, other.plus):
+            raise Unfit("a question with another answer on each rank")
+        apart = self.base + self.offset - other.base - other.offset
+        return apart % (self.stride * self.count) == 0
+
+    def __ne__(self, other: object) -> Any:
+        return (self == other) == 0
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __index__(self) -> int:
+        raise Unfit("a number that is not the same for all ranks")
+
+
+ONE = (int, Ranks, Turn)
+"""What stands for one number in a schedule."""
+
+
+def _whole(other: Any) -> Any:
+    """Return a number that a Turn can be combined with; raise Unfit for another Turn."""
+    if type(other) is int or type(other) is Ranks:
+        return other
+    if isinstance(other, Turn):
+        raise Unfit("two numbers that both depend on the rank")
+    return plain(other)
+
+
+def _ends(number: Any) -> tuple[int, int]:
+    """Return the least and the greatest of some numbers."""
+    if type(number) is Ranks:
+        return int(number.values.min()), int(number.values.max())
+    return number, number
+
+
+class Span(Sequence[Any]):
+    """The numbers from `first` on, `length` of them; of many ranks each has its own first one."""
+
+    __slots__ = ("first", "length")
+
+    def __init__(self, first: Any, length: int):
+        self.first, self.length = first, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple([self.first + i for i in range(self.length)[index]])
+        if isinstance(index, int) and not -self.length <= index < self.length:
+            raise IndexError(index)  # which ends an iteration
+        return self.first + index
 
 
 def by_value(values: np.ndarray) -> list[np.ndarray]:
@@ -205,8 +346,9 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 
 def span(first: int, stop: int) -> range | tuple[int, ...]:
     """Return the numbers from `first` up to `stop`; of many ranks, those of each."""
-    if isinstance(first, Ranks) or isinstance(stop, Ranks):
-        return tuple([first + i for i in range(stop - first)])
+    if isinstance(first, (Ranks, Turn)) or isinstance(stop, (Ranks, Turn)):
+        several: Any = Span(first, max(plain(stop - first), 0))
+        return several
     return range(first, stop)
 
 
@@ -220,9 +362,13 @@ def pick(numbers: tuple[int, ...], index: int) -> int:
 
 def picker(numbers: Sequence[int]) -> Callable[[int], int]:
     """Return ``f(index)``, which is as :func:`pick` but also takes `numbers` of many ranks."""
+    if isinstance(numbers, Span):
+        return numbers.__getitem__
     rows: list[np.ndarray] = []
 
     def find(index: int) -> int:
+        if isinstance(index, Turn) and isinstance(numbers, range):
+            return numbers.start + index * numbers.step
         if not isinstance(index, Ranks):
             return numbers[index]
         if not rows:
@@ -261,7 +407,7 @@ def _merged(steps: Sequence[Any], index: int) -> Any:
 def _field(values: Sequence[Any], index: int) -> Any:
     if all(value is values[0] for value in values):
         return values[0]
-    if isinstance(values[0], (tuple, range)):
+    if isinstance(values[0], (tuple, range, Span)):
         return tuple([_field(row, index) for row in zip(*values, strict=True)])
     return picker(values)(index)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .ranks import Ranks
+from .ranks import ONE
 
 Blocks = int | range | tuple[int, ...]
 Buffer = str
@@ -226,7 +226,7 @@ def blocks(n: int, p: int) -> list[slice]:
 
 def block_tuple(spec: Blocks) -> tuple[int, ...]:
     """Return the block numbers of `spec`, in the order in which a message has them."""
-    return (spec,) if isinstance(spec, (int, Ranks)) else tuple(spec)
+    return (spec,) if isinstance(spec, ONE) else tuple(spec)
 
 
 def steps_of(item: Step | tuple[Step, ...]) -> tuple[Step, ...]:
@@ -300,7 +300,7 @@ def _place(step: Step, ranks: Callable[[int], int], to: Callable[[int], Blocks] 
     if isinstance(step, (Send, Recv, Reduce)):
         blocks = step.blocks
         if to is not None:
-            blocks = to(blocks) if isinstance(blocks, (int, Ranks)) else _refine(blocks, to)
+            blocks = to(blocks) if isinstance(blocks, ONE) else _refine(blocks, to)
         return type(step)(ranks(step.peer), blocks, step.buffer)
     if isinstance(step, Copy):
         if to is None:
@@ -352,7 +352,7 @@ def _rename(step: Step, buffers: Mapping[Buffer, Buffer]) -> Step | None:
 
 
 def _refine(spec: Blocks, to: Callable[[int], Blocks]) -> Blocks:
-    if isinstance(spec, (int, Ranks)):
+    if isinstance(spec, ONE):
         return to(spec)
     return tuple(fine for coarse in spec for fine in block_tuple(to(coarse)))
 

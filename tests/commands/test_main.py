@@ -204,6 +204,33 @@ def test_list():
     assert places == sorted(places)
 
 
+def test_explain_elsewhere_has_a_row_for_each_algorithm():
+    job = ["--ranks", "64", "--nodes", "8", "--predict", "2e-6,1e-9"]
+    text = call("explain", "allreduce", "64K", *job)
+    assert "allreduce, 64K bytes, 64 ranks on 8 nodes that are not here" in text
+    assert all(re.search(rf"^{a.name} ", text, re.M) for a in algorithms("allreduce"))
+    assert "2 µs a message, 1 GB/s" in text and "between nodes 5 µs a message, 12.5 GB/s" in text
+
+
+def test_explain_elsewhere_as_json_has_the_model_and_all_candidates():
+    told = json.loads(call("explain", "barrier", "--ranks", "1K", "--json"))
+    assert (told["ranks"], told["nodes"], told["link"]) == (1024, 1, None)
+    assert told["model"] == {"alpha": 1e-6, "beta": 1e-10, "gamma": 5e-11}
+    found = {each["algorithm"]: each for each in told["candidates"]}
+    assert set(found) == {a.name for a in algorithms("barrier")}
+    assert found["dissemination"] == {
+        **{"algorithm": "dissemination", "can": True, "why": ""},
+        **{"expected_s": pytest.approx(1e-5), "rounds": 10, "messages": 10, "bytes": 0},
+    }
+    assert "one node" in found["hierarchical"]["why"] and not found["hierarchical"]["can"]
+
+
+def test_explain_elsewhere_in_a_job_is_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    done = CliRunner().invoke(main, ["explain", "allreduce", "--ranks", "4"])
+    assert done.exit_code == 2 and "--ranks 4: this job has 2 ranks" in done.output
+
+
 def test_list_explains_its_names():
     legend = " ".join(call("list").splitlines()[-10:])
     for word in ("tree:K", "hierarchical/LOCAL/ACROSS", "m nodes"):
@@ -534,6 +561,20 @@ def test_launched_rank():
         ("prove allreduce inplace", "allreduce algorithm 'inplace' … did you mean 'in_place'"),
         ("prove allreduce tree:1", "arity '1': expected a number >= 2"),
         ("explain allreduce --bytes 1Q", "--bytes … '1Q' is not a size … 64K"),
+        ("explain allreduce --ranks 0", "--ranks … '0': expected a whole number >= 1"),
+        ("explain allreduce --ranks 1.5", "--ranks … '1.5': expected a whole number … such as 1M"),
+        (
+            "explain allreduce --ranks 12 --nodes 5",
+            "12 ranks on 5 nodes: expected nodes with",
+        ),
+        (
+            "explain allreduce --ranks 4 --nodes 8",
+            "4 ranks on 8 nodes: expected nodes with",
+        ),
+        ("explain allreduce --nodes 2", "--nodes: only for a job that is not here, with --ranks"),
+        ("explain allreduce --ranks 4 --op max", "--op: only for a call in this job, without --ra"),
+        ("explain allreduce --ranks 4 --predict x", "--predict … 'x'"),
+        ("explain allreduce --ranks 4 --link 1,1,1", "--link: expected two numbers"),
         ("bench", "Usage: mpidist bench"),
         ("bench allredcue", "did you mean 'allreduce'"),
         ("bench colectives", "did you mean 'collectives'"),

@@ -9,7 +9,10 @@ import pytest
 from mpidist.schedule import Recv, Send
 from mpidist.schedule.ranks import (
     Ranks,
+    Span,
     Split,
+    Turn,
+    Unfit,
     by_value,
     cases,
     choose,
@@ -156,3 +159,91 @@ def test_without_leaves_out_the_step_of_each_rank():
         without(steps, [gone == 0, False, False, False])
     with pytest.raises(TypeError, match="several kinds"):
         without(steps, [False, False, gone == 2, gone == 0])
+
+
+# -- turns: one number for all ranks of a circle --------------------------------------------------
+
+
+def turn(count, lanes=1):
+    """Return the rank of all ranks, `lanes` on each node, and a function with its numbers."""
+    base = Ranks(np.arange(lanes)) if lanes > 1 else 0
+
+    def numbers(value):
+        if not isinstance(value, Turn):
+            one = listed(value, lanes)
+            return [one] * count
+        ahead = np.array(listed(value.base, lanes)) + value.offset
+        circle = value.stride * value.count
+        plus = np.array(listed(value.plus, lanes))
+        return [((ahead + value.stride * k) % circle + plus).tolist() for k in range(count)]
+
+    return Turn(base, 0, lanes, count), numbers
+
+
+@pytest.mark.parametrize(("count", "lanes"), [(7, 1), (6, 1), (3, 4), (2, 2)])
+def test_a_turn_has_the_numbers_of_every_rank(count, lanes):
+    size = count * lanes
+    rank, numbers = turn(count, lanes)
+    for function in (
+        lambda r: (r + 3) % size,
+        lambda r: (r - 5) % size,
+        lambda r: ((r + 3) % size + 2) % size,
+        lambda r: (2 + r) % size + 4,
+        lambda r: r // lanes,
+        lambda r: r % lanes,
+        lambda r: (r // lanes + 1) % count * lanes + r % lanes,
+        lambda r: (r // lanes - 1) % count * lanes,
+        lambda r: r * 3,
+        lambda r: r % size,
+        lambda r: r // size,
+        lambda r: (r < size) + (r >= 0) + (r == size) + (r != -1) + (r > size) + (r <= size - 1),
+        lambda r: (r + 1) % size == r,
+        lambda r: r - r,
+    ):
+        found = numbers(function(rank))
+        assert found == [[function(k * lanes + i) for i in range(lanes)] for k in range(count)], (
+            function
+        )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda r: r == 3,
+        lambda r: r < 3,
+        lambda r: bool(r),
+        lambda r: r % 4,
+        lambda r: r // 2,
+        lambda r: range(r),
+        lambda r: [1, 2, 3][r],
+        lambda r: r + r,
+        lambda r: (r + 1) % 7 - r,
+        lambda r: r * 0,
+        lambda r: r * 2 == r,
+    ],
+)
+def test_what_is_not_the_same_for_all_ranks_is_an_error(ask):
+    rank, _ = turn(7)
+    with pytest.raises(Unfit):
+        ask(rank)
+
+
+@pytest.mark.parametrize("operation", [operator.and_, operator.xor, operator.lshift])
+def test_a_turn_has_no_bits(operation):
+    with pytest.raises(TypeError):
+        operation(turn(8)[0], 1)
+
+
+def test_a_span_is_its_numbers():
+    ranks = Ranks(np.array([3, 0, 5]))
+    several = span(ranks, ranks + 4)
+    assert isinstance(several, Span) and len(several) == 4
+    assert [listed(n, 3) for n in several] == [[3 + i, i, 5 + i] for i in range(4)]
+    assert [listed(n, 3) for n in several[1:3]] == [[4, 1, 6], [5, 2, 7]]
+    assert listed(picker(several)(Ranks(np.array([0, 1, 2]))), 3) == [3, 1, 7]
+    with pytest.raises(IndexError):
+        several[4]
+    rank, numbers = turn(5)
+    assert numbers(picker(range(2, 9))(rank)) == [[2], [3], [4], [5], [6]]
+    assert [numbers(n) for n in span(rank, rank + 2)] == [numbers(rank), numbers(rank + 1)]
+    assert span(2, 4) == range(2, 4)
