@@ -409,6 +409,8 @@ def added_microbatches(evidence: Evidence) -> str | None:
     c = evidence.factor(found)
     if c is None or min(abs(c / many - 1), abs(c * many - 1)) > 0.01:
         return None
+    if not _is_loss(evidence) and _power(c, evidence.replicas):
+        return None  # with as many replicas: the loss would be M times, too
     what = "the loss" if _is_loss(evidence) else f"the gradient of {found.name}"
     if c < 1:
         return (

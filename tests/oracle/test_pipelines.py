@@ -16,6 +16,7 @@ from mpidist.oracle.sketch import row_ids, sketch_rows
 from mpidist.oracle.taps import Taps
 from tests.support.checked import Checked
 from tests.support.how_long import takes_minutes
+from tests.support.jobs import each_mpi
 from tests.support.training_kits import NEEDS_TORCH, torch
 
 needs_torch = pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
@@ -156,6 +157,25 @@ def test_check_of_stages_made_by_hand_says_what_the_reference_has():
 def test_check_of_a_pipeline_that_cannot_be_compared_says_why(fault, words):
     found = Checked("pipeline", fault, "library=array")
     assert found.status != 0 and words in found.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("skipped", ("batch", "several batches", "rank 1", "skipped the optimizer's step 1")),
+        ("targets", ("batch", "the targets are not", "rank 1", "targets on rank 1")),
+        ("rate", ("parameters", "8.weight", "rank 1", "learning rate")),
+    ],
+)
+def test_fault_in_a_pipeline_of_arrays_is_named(fault, words):
+    Checked("pipeline", fault, "library=array").assert_differs(*words)
+
+
+@pytest.mark.long
+@each_mpi
+def test_check_of_a_pipeline_under_each_mpi(python):
+    Checked("pipeline", "clean", "library=array", python=python).assert_equal()
 
 
 FAULTS = {
