@@ -448,14 +448,9 @@ def together(
     """Return the cost of a schedule whose ranks run together, as many as do the same.
 
     Parameters are those of :func:`cost`.  There is no proof.  Ranks that reach the link of a node
-    at the same time do so in an order that begins with each node's first rank.
-
-    Raises
-    ------
-    Unsupported
-        If the algorithm does not serve so many ranks or these groups.
-    Unfit
-        If the schedule has no pattern that its ranks share, or it is one in shared memory.
+    at the same time do so in an order that begins with each node's first rank.  Unsupported if the
+    algorithm does not serve so many ranks or these groups; Unfit if its ranks share no pattern, or
+    it is one in shared memory.
     """
     if algorithm.memory is not None:
         raise Unfit("ranks that reach each other's memory")

@@ -335,12 +335,8 @@ def scores_of(
     """Yield the scores of a schedule, from the most exact and smallest one on.
 
     Parameters are those of :func:`~mpidist.schedule.cost.cost`.  All ranks of a lane have blocks of
-    one length; where they have not, the longest of them counts, in the last scores.
-
-    Raises
-    ------
-    Unfit
-        After the last score, if the ranks do not all have a lane of their own; says why.
+    one length; where they have not, the longest of them counts, in the last scores.  After the last
+    score Unfit says why the ranks do not all have a lane of their own, if so.
     """
     each = 0 if groups is None or len(groups) == 1 else _each(groups)
     known: dict[str, Any] = {"root": root, "arity": arity, "groups": groups}

@@ -16,33 +16,17 @@ from ..schedule.model import Curve, Messages
 class Calibration:
     """What the cost model knows of one communicator: all but `messages` may be missing.
 
-    Attributes
-    ----------
-    messages : Messages
-        Times of messages inside a node: measured curves, or straight lines.
-    far : Link or None
-        Latency and bandwidth between nodes, if they were measured separately.
-    mapped : Sharing or None
-        Memory that the ranks of a node map: symmetric arrays and slots.
-    published : Sharing or None
-        Memory of other processes, which system calls read.
-    kernels : tuple of (str, str, Curve)
-        Candidate, collective and measured times of calls that no schedule of messages serves.  Only
-        a full calibration has some.
-    noise : float
-        Median deviation of the measured times of `messages`, over their median.
-    library : str
-        MPI library and version, as in tuning tables, of a full calibration.
-    ranks_per_node : tuple of int
-        Ranks for which `kernels` hold.
+    `kernels` are measured times of calls that no schedule of messages serves, by candidate and
+    collective: only a full calibration has some, and they hold for `library`, as tuning tables name
+    it, and `ranks_per_node`.
     """
 
-    messages: Messages
-    far: Link | None = None
-    mapped: Sharing | None = None
-    published: Sharing | None = None
+    messages: Messages  # inside a node: measured curves, or straight lines
+    far: Link | None = None  # between nodes, if that was measured separately
+    mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays and slots
+    published: Sharing | None = None  # memory of other processes, which system calls read
     kernels: tuple[tuple[str, str, Curve], ...] = ()
-    noise: float = 0.0
+    noise: float = 0.0  # median deviation of the measured times of `messages`, over their median
     library: str = ""
     ranks_per_node: tuple[int, ...] = ()
 
@@ -66,11 +50,8 @@ class Calibration:
     def from_json(cls, value: Any, where: str) -> Calibration:
         """Return the calibration whose :func:`dataclasses.asdict` was written as JSON.
 
-        Raises
-        ------
-        ConfigError
-            If a part is missing, unknown or of the wrong kind, a number is negative, or the sizes
-            of a curve do not ascend; the message begins with `where`, and names the part.
+        ConfigError if a part is missing, unknown or of the wrong kind, a number is negative, or the
+        sizes of a curve do not ascend: it begins with `where`, and names the part.
         """
         try:
             found = typed(value, cls)

@@ -24,20 +24,11 @@ WAITING = 10_000_000
 class Outlook:
     """What one algorithm would take.
 
-    Attributes
-    ----------
-    algorithm : str
-        Its name.
-    why : str
-        Why there are no times: it cannot serve the job, or has no pattern; "" where there are.
-    seconds : float or None
-        Predicted time.
-    rounds, messages, nbytes : int or None
-        Largest number of rounds of any rank, of messages that one sends, and of their bytes.
+    `rounds`, `messages` and `nbytes` are the most of any rank: what it sends.
     """
 
-    algorithm: str
-    why: str = ""
+    algorithm: str  # its name
+    why: str = ""  # there are no times: it cannot serve the job, or has no pattern
     seconds: float | None = None
     rounds: int | None = None
     messages: int | None = None
@@ -75,23 +66,10 @@ def outlook(
 ) -> list[Outlook]:
     """Return what each algorithm of messages would take: the fastest first, then those without.
 
-    Parameters
-    ----------
-    collective : str
-        Name of the collective.
-    nbytes : int
-        Bytes of the whole buffer.
-    ranks, nodes : int
-        Numbers of ranks and nodes, each with equally many ranks; the first ones are on node 0.
-    alpha, beta, gamma, link
-        As for :func:`~mpidist.schedule.cost.cost`: the messages within a node, and between nodes.
-    on_step : callable
-        Called after each algorithm.
-
-    Raises
-    ------
-    InvalidArgument
-        If the nodes do not divide the ranks.
+    `nbytes` are those of the whole buffer; the first ranks are on node 0.  The other numbers are as
+    for :func:`~mpidist.schedule.cost.cost`: of messages within a node, and between nodes by `link`.
+    ``on_step()`` is called after each algorithm.  InvalidArgument if the nodes do not divide the
+    ranks.
     """
     groups = nodes_of(ranks, nodes)
     if COLLECTIVES[collective].idempotent:
