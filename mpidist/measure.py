@@ -26,10 +26,13 @@ def parse_size(text: str) -> int:
     Raises
     ------
     InvalidArgument
-        If the text is not a size, or not a whole number of bytes.
+        If the text is not a size, not a whole number of bytes, or one of 2⁵³ and more, which a
+        float does not hold.
     """
     match = _SIZE.fullmatch(text.strip())
     nbytes = float(match[1]) * UNITS[match[2].upper()] if match else 0.5
+    if nbytes >= 1 << 53:
+        raise InvalidArgument(f"{text!r} is too large a size: expected less than {1 << 53} bytes")
     if nbytes != int(nbytes):
         raise InvalidArgument(
             f"{text!r} is not a size: expected a whole number of bytes, with K, M or G for 1024, "

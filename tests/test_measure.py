@@ -17,6 +17,15 @@ from mpidist.measure import (
 from mpidist.schedule import COLLECTIVES
 
 
+@pytest.mark.parametrize(
+    "text", ["9007199254740992", "99999999999999999999", "8388608G", "9" * 400]
+)
+def test_parse_size_too_large_for_a_float_refused(text):
+    with pytest.raises(InvalidArgument, match="too large a size: expected less than 900719925474"):
+        parse_size(text)
+    assert parse_size("9007199254740991") == (1 << 53) - 1
+
+
 def test_parse_size_units_of_1024():
     assert [parse_size(t) for t in ("8", "64K", "1M", "2G", "1.5k", "3KiB", "4MB", "7B")] == [
         8,

@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ..measure import counted, format_size, significant
+from ..schedule.contract import COLLECTIVES
 from ..tables import Column
 from .console import examples, make_console, make_table, progress_bar, show
 from .export.library import MODEL
@@ -124,10 +126,12 @@ def explain_command(
     """
     if size is not None and nbytes is not None:
         raise click.UsageError("give the size once: as SIZE or as --bytes")
+    if COLLECTIVES[collective].idempotent and (size or nbytes):
+        raise click.UsageError(f"{size or nbytes} bytes: {collective} has no data")
     nbytes = next(given for given in (size, nbytes, _SIZE) if given is not None)
     if ranks is not None:
         check_only(context, ELSEWHERE)
-        _explain_elsewhere(collective, nbytes, ranks, nodes, model, link, as_json)
+        _explain_elsewhere(context, collective, nbytes, ranks, nodes, model, link, as_json)
         return
     check_only(context, HERE)
     import mpidist
@@ -203,6 +207,7 @@ def explain_command(
 
 
 def _explain_elsewhere(
+    context: click.Context,
     collective: str,
     nbytes: int,
     ranks: int,
@@ -224,6 +229,8 @@ def _explain_elsewhere(
         )
     if "gamma" in link:
         raise click.UsageError("--link: expected two numbers: combining is a matter of --predict")
+    if nodes == 1 and context.get_parameter_source("link") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--link: only with two --nodes or more: nothing is between nodes")
     far = Link(link["alpha"], link["beta"])
     with progress_bar(f"{collective} on {ranks} ranks", len(algorithms(collective))) as advance:
         every = outlook(collective, nbytes, ranks, nodes, link=far, on_step=advance, **model)
@@ -252,15 +259,17 @@ def _explain_elsewhere(
         console,
         Column.names("algorithm"),
         *map(Column.numbers, ("expected µs", "rounds", "messages", "bytes")),
-        "why not",
     )
+    without: dict[str, list[str]] = {}  # by reason, which in a column would be too narrow to read
     for one in every:
         if one.seconds is None:
-            table.add_row(one.algorithm, "", "", "", "", one.why, style="dim")
+            without.setdefault(one.why, []).append(one.algorithm)
             continue
         figures = map(str, (one.rounds, one.messages, one.nbytes))
-        table.add_row(one.algorithm, significant(one.seconds * 1e6, 4), *figures, "")
+        table.add_row(one.algorithm, significant(one.seconds * 1e6, 4), *figures)
     show(console, table)
+    for why, names in without.items():
+        console.print(f"not {', '.join(names)}: {why}", style="dim", markup=False)
     between = f"; between nodes {_model(link)}, one at a time" if nodes > 1 else ""
     console.print(f"expected µs: by the cost model: {_model(model)}{between}; not measured here")
 

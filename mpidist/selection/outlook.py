@@ -14,6 +14,8 @@ from ..schedule.ranks import Unfit
 from ..schedule.registry import Algorithm, Groups, algorithms
 from ..schedule.score import messages_about
 
+MOST = 1 << 22
+"""Ranks, which take about 1.2 kB each."""
 ONE_BY_ONE = 300_000
 """Messages that run one by one, in about 10 seconds."""
 WAITING = 10_000_000
@@ -69,8 +71,13 @@ def outlook(
     `nbytes` are those of the whole buffer; the first ranks are on node 0.  The other numbers are as
     for :func:`~mpidist.schedule.cost.cost`: of messages within a node, and between nodes by `link`.
     ``on_step()`` is called after each algorithm.  InvalidArgument if the nodes do not divide the
-    ranks.
+    ranks, with more than `MOST` ranks, or so many bytes that a rank's count could overflow.
     """
+    if ranks > MOST:
+        raise InvalidArgument(f"{ranks} ranks: expected at most {MOST}")
+    if nbytes * ranks >= 1 << 62:
+        most = ((1 << 62) - 1) // ranks
+        raise InvalidArgument(f"{nbytes} bytes on {ranks} ranks: expected at most {most} bytes")
     groups = nodes_of(ranks, nodes)
     if COLLECTIVES[collective].idempotent:
         nbytes = 0

@@ -208,7 +208,7 @@ def test_explain_elsewhere_has_a_row_for_each_algorithm():
     job = ["--ranks", "64", "--nodes", "8", "--predict", "2e-6,1e-9"]
     text = call("explain", "allreduce", "64K", *job)
     assert "allreduce, 64K bytes, 64 ranks on 8 nodes that are not here" in text
-    assert all(re.search(rf"^{a.name} ", text, re.M) for a in algorithms("allreduce"))
+    assert all(re.search(rf"^(not .*)?{a.name}[ ,:]", text, re.M) for a in algorithms("allreduce"))
     assert "2 µs a message, 1 GB/s" in text and "between nodes 5 µs a message, 12.5 GB/s" in text
 
 
@@ -223,6 +223,27 @@ def test_explain_elsewhere_as_json_has_the_model_and_all_candidates():
         **{"expected_s": pytest.approx(1e-5), "rounds": 10, "messages": 10, "bytes": 0},
     }
     assert "one node" in found["hierarchical"]["why"] and not found["hierarchical"]["can"]
+
+
+def test_explain_elsewhere_names_those_without_times_below_the_table():
+    text = call("explain", "barrier", "--ranks", "4")
+    assert "not hierarchical, hierarchical_leaders: one node: nothing is between nodes" in text
+    assert not re.search("^hierarchical", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("barrier 64K --ranks 4", "65536 bytes: barrier has no data"),
+        ("barrier --bytes 8", "8 bytes: barrier has no data"),
+        ("allreduce --ranks 4 --link 1e-6,1e-9", "--link: only with two --nodes or more"),
+        ("allreduce --ranks 1G", "1073741824 ranks: expected at most"),
+        ("allreduce 99999999999999999999", "too large a size"),
+    ],
+)
+def test_explain_of_what_it_could_only_ignore_or_not_count_is_refused(words, error):
+    done = CliRunner().invoke(main, ["explain", *words.split()])
+    assert done.exit_code == 2 and error in " ".join(done.output.split())
 
 
 def test_explain_elsewhere_in_a_job_is_refused(monkeypatch):

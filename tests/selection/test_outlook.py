@@ -75,5 +75,11 @@ def test_nodes_that_do_not_divide_the_ranks_are_refused(ranks, nodes):
         outlook("allreduce", 8, ranks, nodes, **RATES)
 
 
+@pytest.mark.parametrize(("nbytes", "ranks"), [(8, module.MOST + 1), (1 << 44, 1 << 20)])
+def test_ranks_or_bytes_beyond_what_can_be_counted_are_refused(nbytes, ranks):
+    with pytest.raises(InvalidArgument, match=rf"{ranks} ranks: expected at most \d+"):
+        outlook("allreduce", nbytes, ranks, **RATES)
+
+
 def test_ranks_of_a_node_follow_each_other():
     assert nodes_of(6, 3) == ((0, 1), (2, 3), (4, 5)) and nodes_of(6, 1) is None
