@@ -108,8 +108,11 @@ class Lengths:
             return (
                 self.each if kind is int or kind is Turn or kind is Ranks else self.each * len(spec)
             )
-        if (self.moves or buffer == "tmp") and not self.longest:
-            raise Unfit("blocks of several lengths, which move to others' places")
+        if self.moves or buffer == "tmp":
+            if not self.longest:
+                raise Unfit("blocks of several lengths, which move to others' places")
+            count = 1 if isinstance(spec, ONE) else len(spec)
+            return (self.each + 1) * count
         if isinstance(spec, ONE):
             return self._from(spec, 1)
         if isinstance(spec, Span):
@@ -124,7 +127,7 @@ class Lengths:
         if isinstance(first, Turn):
             if not self.longest:
                 raise Unfit("blocks of several lengths")
-            return self.each * count + min(self.longer, count)
+            return (self.each + 1) * count
         first = first.values if isinstance(first, Ranks) else first
         least = np.minimum if isinstance(first, np.ndarray) else min
         before = least(first, self.longer)

@@ -83,3 +83,11 @@ def test_ranks_or_bytes_beyond_what_can_be_counted_are_refused(nbytes, ranks):
 
 def test_ranks_of_a_node_follow_each_other():
     assert nodes_of(6, 3) == ((0, 1), (2, 3), (4, 5)) and nodes_of(6, 1) is None
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 1001])
+def test_blocks_that_move_count_as_the_longest_ones(nbytes):
+    for ranks in (2, 3, 5, 16, 18):
+        row = named(outlook("alltoall", nbytes, ranks, **RATES))["bruck"]
+        sent = max(cost("alltoall", "bruck", ranks, nbytes, **RATES).sent)
+        assert sent <= row.nbytes <= sent + ranks * ranks.bit_length()
