@@ -44,7 +44,8 @@ def test_fails(comm):
 def test_later(comm):
     assert comm.allreduce(1) == comm.size
 """
-    status, output = run(tmp_path, suite, python=python, ranks=3)
+    # The other ranks wait in their second barrier, to this deadline.
+    status, output = run(tmp_path, suite, python=python, ranks=3, MPIDIST_TIMEOUT="20")
     assert status and output.count("test session starts") == 1
     assert "failed on rank 1: AssertionError: not on this one" in output
     assert "printed on 1" in output

@@ -82,6 +82,7 @@ def test_failure_at_one_step_is_no_progress_though_not_every_step_is_copied(pyth
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)  # 15 processes import PyTorch, three at a time
 @each_mpi
 @pytest.mark.parametrize("wrapper", ["ddp", "zero"])
 def test_killed_job_of_pytorch(wrapper, python):

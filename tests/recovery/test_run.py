@@ -181,6 +181,7 @@ def test_copies_are_there_before_the_first_commit(kills):
 
 @needs_ulfm
 @pytest.mark.long
+@pytest.mark.timeout(300)  # 8 processes import PyTorch
 @pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2)])
 def test_wrappers_of_pytorch(wrapper, ranks):
     output = survives(wrapper, "1:after:11", ranks)
