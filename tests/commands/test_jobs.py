@@ -327,21 +327,17 @@ def test_a_killed_launcher_leaves_no_files(how, tmp_path):
 @pytest.mark.long
 def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
-    texts = [
-        mpidist(
-            *("tune", collective, "--bytes", "8,1K", "--budget", "2s", "-o", "t.json", "--force"),
+    for collective in ("reduce", "barrier"):
+        text = mpidist(
+            *("tune", collective, "--bytes", "8,1K", "--budget", "8s", "-o", "t.json", "--force"),
             cwd=tmp_path,
         )
-        for collective in ("reduce", "barrier")
-    ]
-    assert all("measured in" in text for text in texts)
+        assert "measured in" in text
     keys = [
         (e["collective"], e["memory"])
         for e in json.loads((tmp_path / "t.json").read_text())["entries"]
     ]
-    symmetric = [("reduce", "symmetric")]  # comes last, and not at all if the machine stops
-    assert keys[:2] == [("barrier", "private"), ("reduce", "private")], texts
-    assert keys[2:] == symmetric or (not keys[2:] and "left out" in texts[0]), texts
+    assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
     text = mpidist("explain", "reduce", "--bytes", "8", "--tuning", "t.json", cwd=tmp_path)
     assert "tuning table t.json: " in text and "measured, from the tuning table" in text
     verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "3s", "--verify", "t.json")
@@ -349,8 +345,7 @@ def test_tune_explain_and_verify(tmp_path):
     assert "noise floor" in text
     rows = json.loads((tmp_path / "v.json").read_text())["rows"]
     found = {(row["memory"], row["bytes"]) for row in rows}
-    tuned = [memory for collective, memory in keys if collective == "reduce"]
-    wanted = {(memory, size) for memory in tuned for size in (8, 92, 1024)}
+    wanted = {(memory, size) for memory in ("private", "symmetric") for size in (8, 92, 1024)}
     # A machine that stops for a second leaves sizes out, and says how many.
     left_out = re.search(r"(\d+) sizes? left out, as the budget was too short", text)
     assert found <= wanted
