@@ -413,17 +413,29 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
     return figure
 
 
+# Of the candidates of predict.csv that run no schedule of messages.
+_KINDS = dict.fromkeys(("staged", "single_copy", "symmetric"), "shared memory")
+_KINDS["native"] = "native"
+
+
 def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
     """Draw every predicted time against the measured one, a panel for each MPI."""
     with (DOCS / "benchmarks_data" / "predict.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    names, kinds = ([*dict.fromkeys(row[c] for row in rows)] for c in ("MPI", "kind"))
+    names = [*dict.fromkeys(row["MPI"] for row in rows)]
+    kinds = [*dict.fromkeys(_KINDS.get(row["candidate"], "messages") for row in rows)]
     figure, panels = panels_of(plt, colours, len(names), (9.2, 4.4), sharex=True)
     for axes, name in zip(panels, names):
         for kind, (colour, mark) in zip(kinds, LOOKS):
-            here = [row for row in rows if (row["MPI"], row["kind"]) == (name, kind)]
             measured, predicted = (
-                [number(row[column]) for row in here] for column in ("measured µs", "predicted µs")
+                [
+                    number(row[column])
+                    for row in rows
+                    if row["MPI"] == name and _KINDS.get(row["candidate"], "messages") == kind
+                    for column in row
+                    if column.endswith(what)
+                ]
+                for what in ("measured µs", "predicted µs")
             )
             axes.plot(measured, predicted, mark, color=colour, alpha=0.6, label=kind)
         axes.set_xscale("log")
