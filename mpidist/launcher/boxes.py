@@ -78,6 +78,7 @@ class Boxes:
         self.told = False  # whether a rank's failure has been printed: then no box is shown
         self.lost: set[int] = set()  # 1 and 2, where output is lost: it cannot be written
         self._held: list[tuple[int, bytes, float]] = []  # file descriptor, text, time
+        self._found = False  # whether there has been a box that is held back
         self._threads: list[threading.Thread] = []
         self._ended = False  # whether the launcher has ended
 
@@ -106,7 +107,7 @@ class Boxes:
                     self._put(screen, text)
 
     def _copy(self, source: IO[bytes], screen: int, hold: bool) -> None:
-        ready, rest, found = select.poll(), b"", 0
+        ready, rest, before = select.poll(), b"", b""
         ready.register(source, select.POLLIN)
         with source, suppress(OSError):  # the reader has gone: the launcher meets that as well
             over = False
@@ -115,16 +116,19 @@ class Boxes:
                 part = b"" if late else os.read(source.fileno(), 1 << 16)
                 over = not part and (self._ended or not late)  # a process left may hold the pipe
                 data, rest = rest + part, b""
+                framed = (before + data).rstrip(b"\0").endswith(b"-----\n")
+                before = (before + data)[-16:]
                 # All that surely belongs to no box goes on at once::
                 #
                 #     rest + part   | text | a box: held | text | perhaps a box's begin: rest |
                 for sign, box in _BOXES:
                     if hold and sign in data:
-                        data, count = box.subn(partial(self._hold, screen), data)
-                        found += count
+                        data = box.sub(partial(self._hold, screen), data)
                 last = data[-_LONGEST:]
-                if found and data.endswith(b"\0"):  # prterun's last byte after MPI_Abort
-                    data, rest = data[:-1], b"" if over else b"\0"
+                # prterun ends boxes with a zero byte, each of several at once when nodes are lost.
+                if (self._found or framed) and data.endswith(b"\0"):
+                    text = data.rstrip(b"\0")
+                    data, rest = text, b"" if over else data[len(text) :]
                 elif part and (last.endswith((b"-", b"=")) or _NARROW in last or _DOUBLE in last):
                     begun = _BEGUN.search(last) if hold else None
                     rest = begun[0] if begun is not None else b""
@@ -146,5 +150,6 @@ class Boxes:
                 say(f"{name} cannot be written, and is lost from here on: {error.strerror}")
 
     def _hold(self, screen: int, box: re.Match[bytes]) -> bytes:
+        self._found = True
         self._held.append((screen, box[0], time.monotonic()))
         return b""

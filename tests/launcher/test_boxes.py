@@ -118,9 +118,22 @@ def test_a_part_of_a_box_is_not_lost(capfd):
     assert copied([b"a", half], True, capfd) == b"a" + half
 
 
-def test_the_last_byte_of_prterun(capfd):
-    assert copied([ABORT.encode(), b"a", b"\0"], True, capfd, 0.05) == b"a"
-    assert copied([b"a\0"], True, capfd) == b"a\0"
+@pytest.mark.parametrize(
+    ("parts", "shown"),
+    [
+        ([ABORT, "a", "\0"], "a"),
+        ([ABORT, "a\0\0"], "a"),
+        ([f"{ABORT}\0{ABORT}\0"], ""),
+        ([ABORT, "\0", ABORT, "\0", "\0"], ""),
+        ([f"{KEPT[0]}\0"], KEPT[0]),
+        ([KEPT[0], "\0", "\0"], KEPT[0]),
+        ([f"{KEPT[0]}a\0"], f"{KEPT[0]}a\0"),
+        (["a\0"], "a\0"),
+    ],
+)
+def test_the_last_byte_of_prterun(capfd, parts, shown):
+    """After each box, also of those that are not held back; when nodes are lost, of several."""
+    assert copied([part.encode() for part in parts], True, capfd, 0.05) == shown.encode()
 
 
 @pytest.mark.parametrize("kind", KINDS)
