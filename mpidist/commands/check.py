@@ -94,6 +94,8 @@ def lines(report: Report, ranks: int) -> list[str]:
 
 
 def _row(row: Row, ranks: int) -> list[str]:
+    from ..oracle.compare import FACTOR
+
     head = f"step {row.step:<3} {row.phase:13} "
     if not row.differences:
         if row.phase == "start":
@@ -101,7 +103,7 @@ def _row(row: Row, ranks: int) -> list[str]:
         elif row.phase == "batch":
             detail = row.note
         else:
-            worst = f", worst {row.worst:.1f} × rounding noise ({row.at})" if row.at else ""
+            worst = f", worst {row.worst:.1f} of {FACTOR:.0f} × noise ({row.at})" if row.at else ""
             detail = f"{row.compared} of {row.compared} tensors{worst}"
         return [f"{head}equal    {detail}"]
     first, count = row.differences[0], len(row.differences)

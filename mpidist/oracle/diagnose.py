@@ -511,6 +511,40 @@ def zero_gradient(evidence: Evidence) -> str | None:
 
 
 @rule
+def kept_gradient(evidence: Evidence) -> str | None:
+    """Find gradients that contain those of the step before, which were not set to zero."""
+    found, number = evidence.first, evidence.row.step
+    wanted = evidence.wanted(found)
+    if evidence.row.phase != "gradients" or found.imprint.how == "part" or wanted is None:
+        return None
+    size, parts = len(evidence.holders(found)), evidence.parts(found)
+    keeping: set[int] = set()
+    for rank in found.ranks:
+        step = evidence.runs.step_of(rank, number - 1)
+        before = None if step is None else step.tensors.get("gradients", {}).get(found.name)
+        if before is None or rank not in parts or not (norm := before.parts[rank].squares):
+            return None
+        # Sketches are linear: that of a sum is the sum of theirs.  Averaged over N ranks, of which
+        # k keep theirs, the gradients of all contain k/N of those before.
+        past = before.parts[rank]
+        c = float((parts[rank].sums - wanted.sums) @ past.sums) / norm
+        k = round(c * size)
+        if not 0 < k <= size or not evidence.close(
+            found, parts[rank], wanted + _scaled(past, k / size)
+        ):
+            return None
+        keeping.add(k)
+    alone = keeping == {size}
+    if not alone and (len(keeping) > 1 or evidence.alone):
+        return None
+    where = named(found.ranks) if alone else f"{keeping.pop()} of {size} ranks"
+    return (
+        f"the gradients contain those of step {number - 1}, too, on {where}: they are not set to "
+        f"zero there before backward; optimizer.zero_grad() is missing{evidence.site('step')}"
+    )
+
+
+@rule
 def scaled_gradient(evidence: Evidence) -> str | None:
     """Find gradients that are N, 1/N or N² times the reference's."""
     if evidence.row.phase != "gradients":

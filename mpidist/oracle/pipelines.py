@@ -97,7 +97,9 @@ def install(taps: Taps) -> None:
     cuts = Cuts()
     cuts.install()
     make, step, backward = Pipeline.__init__, Pipeline.step, Pipeline.backward
-    act, alone = PipelineExecutor._act, taps.plan.role != "ranks"
+    act = PipelineExecutor._act
+    # Where no rank came so far as to have a pipeline, the reference fails as they did.
+    alone = taps.plan.role != "ranks" and taps.plan.stages is not None
 
     @wraps(make)
     def tapped_make(

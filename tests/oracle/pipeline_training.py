@@ -1,7 +1,7 @@
 """A pipeline with a planted fault, for tests of mpidist check.
 
 FAULT [library=torch|array] [schedule=NAME] [stages=partition|hand|traced] [pipe=RANKS]
-[optimizer=sgd|adam|zero] [tied=yes]
+[optimizer=sgd|adam|zero|groups] [tied=yes]
 """
 
 import sys
@@ -100,6 +100,8 @@ zero = words.get("optimizer") == "zero"
 if grid.shape[0] > 1 or zero:
     mine = [md.DDP(stage, grid.data) for stage in mine]
 pipe = md.Pipeline(mine, grid.pipe, num_microbatches=4, schedule=schedule)
+if fault == "two":
+    md.Pipeline(mine, grid.pipe, num_microbatches=4, schedule=schedule)
 if fault == "first stage" and size > 1:  # the optimizer of all ranks is made of its parameters
     held = list(parts[0].parameters())
 rate = 0.05 if fault == "rate" and rank == 1 else 0.1
@@ -107,15 +109,21 @@ if zero:
     optimizer = md.ZeroOptimizer(torch.optim.Adam, mine[0], lr=0.01)
 elif array:
     optimizer = nn.SGD(held, rate, momentum=0.9)
+elif words.get("optimizer") == "groups":
+    optimizer = torch.optim.SGD([{"params": [p]} for p in held], rate)
 elif words.get("optimizer") == "adam":
     optimizer = torch.optim.Adam(held, 0.1 * rate)
 else:
     optimizer = torch.optim.SGD(held, rate, momentum=0.9)
 
 order = np.random.default_rng(rank if fault == "order" else 0)
+if fault == "singles":
+    singles = iter(md.shard(range(len(x)), grid.data))
 for _ in range(4):
     rows = order.permutation(len(x))[:32]
     rows = rows[grid.data_index :: grid.shape[0]]
+    if fault == "singles":
+        rows = [next(singles) for _ in range(8)]
     inputs, targets = x[rows], y[rows]
     if fault == "targets" and rank == size - 1 > 0:
         targets = targets[::-1] if array else targets.flip(0)
@@ -132,4 +140,5 @@ for _ in range(4):
         pipe.clip_gradients(0.5)
     if fault != "skipped" or rank == 0:
         optimizer.step()
-    optimizer.zero_grad()
+    if fault != "kept" or rank == 0:
+        optimizer.zero_grad()

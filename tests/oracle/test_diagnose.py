@@ -158,6 +158,21 @@ def unused(training):
     in_gradients(training, lambda rank, name, x: None if rank == 1 else x, ["body.bias"])
 
 
+@fault("gradients", "body.weight", [1], "those of step 1, too, on rank 1", "zero_grad()")
+def kept_on_a_rank(training):
+    training.keep()
+    for name, x in training.before[0][1]["gradients"].items():
+        training._set(training.ranks[1], name, training.ranks[1]["gradients"][name] + x)
+
+
+@fault("gradients", "body.weight", EVERY, "those of step 1, too, on 2 of 3 ranks")
+def kept_on_two_ranks_and_averaged(training):
+    training.keep()
+    for data, before in zip(training.ranks, training.before[0]):
+        for name, x in before["gradients"].items():
+            training._set(data, name, data["gradients"][name] + np.float32(2 / 3) * x)
+
+
 @fault("gradients", "body.weight", EVERY, "float16")
 def in_float16(training):
     in_gradients(training, lambda rank, name, x: x.astype(np.float16).astype(np.float32))

@@ -13,7 +13,7 @@ from mpidist.oracle.array_taps import LIBRARY
 from mpidist.oracle.pipelines import Cuts
 from mpidist.oracle.plan import Plan, StageForm, Stages
 from mpidist.oracle.sketch import row_ids, sketch_rows
-from mpidist.oracle.taps import Taps
+from mpidist.oracle.taps import Joined, Taps
 from tests.support.checked import Checked
 from tests.support.how_long import takes_minutes
 from tests.support.jobs import each_mpi
@@ -129,6 +129,25 @@ def test_stages_that_cannot_be_joined_are_refused(tmp_path, cuts, shapes, words)
         pipelines._whole(reference(tmp_path, forms), cuts, [Sequential(*layers()[:2])], None)
 
 
+def test_optimizer_of_several_groups_for_joined_stages_is_refused(tmp_path, cuts):
+    pytest.importorskip("torch", reason=NEEDS_TORCH)
+    from mpidist.torch.taps import LIBRARY as of_torch
+
+    own, others = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    taps = taps_of(tmp_path, "reference")
+    taps.joined = Joined(list(own.parameters()), list(others.parameters()))
+    optimizer = torch.optim.SGD([{"params": [p]} for p in own.parameters()], 0.1)
+    with pytest.raises(Unsupported, match="an optimizer of several groups: expected stages of md"):
+        taps.join(of_torch, optimizer, list(own.parameters()))
+
+
+def test_zero_optimizer_for_joined_stages_is_refused(tmp_path, cuts):
+    taps = taps_of(tmp_path, "reference")
+    taps.joined = Joined([], [])
+    with pytest.raises(Unsupported, match="with a ZeroOptimizer: expected stages of md.partition"):
+        taps.zero_step(None, None)
+
+
 # -- scripts --------------------------------------------------------------------------------------
 
 
@@ -152,11 +171,21 @@ def test_check_of_stages_made_by_hand_says_what_the_reference_has():
     [
         ("halves", "a pipeline's forward() and backward(): expected step()"),
         ("apart", "step() gets a part of its arguments on each rank"),
+        ("two", "more than one pipeline in a script"),
+        ("singles", "md.shard of single samples, and a pipeline with replicas: expected"),
     ],
 )
 def test_check_of_a_pipeline_that_cannot_be_compared_says_why(fault, words):
-    found = Checked("pipeline", fault, "library=array")
+    ranks = 4 if fault == "singles" else 2
+    found = Checked("pipeline", fault, "library=array", "pipe=2", ranks=ranks)
     assert found.status != 0 and words in found.output
+
+
+@pytest.mark.long
+def test_check_of_a_pipeline_that_no_rank_can_make_shows_its_error():
+    found = Checked("pipeline", "clean", "library=array", "pipe=1")
+    assert found.status != 0 and "AssertionError" not in found.output
+    assert "comm has size 1: expected >= 2" in found.output, found.output
 
 
 @pytest.mark.long
@@ -166,6 +195,7 @@ def test_check_of_a_pipeline_that_cannot_be_compared_says_why(fault, words):
         ("skipped", ("batch", "several batches", "rank 1", "skipped the optimizer's step 1")),
         ("targets", ("batch", "the targets are not", "rank 1", "targets on rank 1")),
         ("rate", ("parameters", "8.weight", "rank 1", "learning rate")),
+        ("kept", ("gradients", "8.weight", "rank 1", "those of step 1, too", "zero_grad()")),
     ],
 )
 def test_fault_in_a_pipeline_of_arrays_is_named(fault, words):

@@ -67,8 +67,32 @@ class Training:
             part = {name: x[mine] for name, x in rows.items()}
             own = {"samples": samples[mine], "outputs": part, "loss": losses[rank]}
             self.ranks.append(copy.deepcopy({**own, "local": local[rank], **after}))
+        self.before = None  # of the step before this one: a dict for each rank, and the reference's
         self.traits = {}
         self.random_ranks = self.absent = ()
+
+    def keep(self):
+        """Let what all have now be the step before, and make other gradients for this one."""
+        self.before = copy.deepcopy((self.ranks, self.whole))
+        for name, x in self.whole["gradients"].items():
+            g = self.random.normal(size=x.shape).astype(np.float32)
+            self._set(self.whole, name, g)
+            for data in self.ranks:
+                if name in data["gradients"]:
+                    self._set(data, name, g)
+
+    @staticmethod
+    def _set(data, name, g):
+        data["gradients"][name] = data["optimizer"][f"{name}.momentum_buffer"] = g
+        data["parameters"][name] = data["start"][name] - np.float32(0.1) * g
+
+    def _steps(self, data, before, *arguments):
+        """Return the steps of a run: the one with the number 1, or those with 1 and 2."""
+        if before is None:
+            return [self._step(data, *arguments)]
+        last = self._step(data, *arguments)
+        last.number = 2
+        return [self._step(before, *arguments), last]
 
     def _step(self, data, rank, owners, noise=0.0):
         """Return a step; each element is changed by about `noise` times itself."""
@@ -97,17 +121,20 @@ class Training:
 
     def runs(self):
         """Return the runs of a check of this training."""
+        past, first = self.before or ([None] * len(self.ranks), None)
         ranks = {
-            rank: Log(rank, [self._step(data, rank, np.full(len(data["samples"]), rank))])
+            rank: Log(
+                rank, self._steps(data, past[rank], rank, np.full(len(data["samples"]), rank))
+            )
             for rank, data in enumerate(self.ranks)
         }
         for rank in self.absent:
             ranks[rank].steps.clear()
         owners = np.repeat(np.arange(SIZE), COUNT)
-        reference = {0: Log(0, [self._step(self.whole, 0, owners)])}
-        again = {0: Log(0, [self._step(self.whole, 0, owners)])}
-        perturbed = {0: Log(0, [self._step(self.whole, 0, owners, 1e-7)])}
-        return Runs(ranks, reference, again, perturbed, copies=False)
+        runs = [
+            {0: Log(0, self._steps(self.whole, first, 0, owners, noise))} for noise in (0, 0, 1e-7)
+        ]
+        return Runs(ranks, *runs, copies=False)
 
 
 STAGES = (("body", "body.weight", "body.bias", "running_mean"), ("head", "head.weight"))
