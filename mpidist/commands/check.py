@@ -104,6 +104,7 @@ def _row(row: Row, ranks: int) -> list[str]:
             detail = row.note
         else:
             worst = f", worst {row.worst:.1f} of {FACTOR:.0f} × noise ({row.at})" if row.at else ""
+            worst = ", the same bits as one process" if row.exact else worst
             detail = f"{row.compared} of {row.compared} tensors{worst}"
         return [f"{head}equal    {detail}"]
     first, count = row.differences[0], len(row.differences)
@@ -120,7 +121,8 @@ def _difference(row: Row, found: Difference, ranks: int) -> str:
         return f"first: {found.name}, missing on rank {', '.join(map(str, found.missing))}"
     if found.extra:
         return f"first: {found.name}, {which}, which the reference does not have"
-    size = f"distance {found.distance:.1e}"
+    size = "other bits, " if row.exact else ""
+    size += f"distance {found.distance:.1e}"
     if found.norm:
         size += f" of a norm of {found.norm:.1e}"
     noise = f", noise {found.noise:.0e}" if found.noise else ""

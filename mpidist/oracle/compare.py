@@ -13,6 +13,7 @@ import numpy as np
 from .log import PHASES, Imprint, Log, Part, Step
 
 FACTOR = 10.0  # noise times this is a difference
+EXACT = ("gradients", "parameters", "optimizer")  # phases that reproducible= makes equal by bits
 ULPS = 4.0  # as is a distance of so many units of the last place in every element
 EPSILONS = {
     "float16": 2**-10,
@@ -71,6 +72,7 @@ class Row:
     worst: float = 0.0  # largest distance, as a multiple of noise
     at: str = ""  # and the tensor that has it
     note: str = ""
+    exact: bool = False  # whether the bits were compared, as DDP(reproducible=) promises them
 
 
 class Runs:
@@ -204,6 +206,12 @@ class Runs:
             default=0.0,
         )
 
+    def bits(self, number: int, phase: str, name: str, rank: int) -> int | None:
+        """Return the hash of the bits that a rank should have; None if it is not recorded."""
+        step = self.reference_step(number, rank)
+        found = step.tensors.get(phase, {}).get(name) if step is not None else None
+        return None if found is None else found.hash
+
     def unit(self, number: int, phase: str, imprint: Imprint, part: Part, norm: float) -> float:
         """Return the noise of a part of a tensor; :data:`FACTOR` times this is a difference."""
         noise = self.noise(number, phase, imprint) * math.sqrt(elements(imprint, part))
@@ -243,7 +251,7 @@ def compare(runs: Runs, number: int, phase: str) -> Row | None:
         return _compare_start(runs) if number == 1 else None
     if phase == "batch":
         return _compare_batch(runs, number)
-    row = Row(number, phase)
+    row = Row(number, phase, exact=phase in EXACT)
     names: dict[str, Imprint] = {}
     for log in (*runs.reference.values(), *runs.ranks.values()):
         step = log.step(number)
@@ -271,6 +279,7 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
             elif imprint.how not in ("part", "some") and _has_phase(step, row.phase):
                 found.missing += [rank] if rank in holders else []
     expected = {rank: runs.part(row.step, row.phase, name, rank) for rank in runs.ranks}
+    bits = {rank: runs.bits(row.step, row.phase, name, rank) for rank in runs.ranks}
     if imprint.how == "rows":
         # A rank without samples has none.
         found.missing = [rank for rank in found.missing if expected[rank] is not None]
@@ -301,10 +310,12 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
         times = apart / unit if unit else (math.inf if apart else 0.0)
         if times > row.worst and times <= FACTOR:
             row.worst, row.at = times, name
-        if times > FACTOR or not math.isfinite(apart):
+        same = rank not in mine or row.phase not in EXACT or mine[rank].hash == bits.get(rank)
+        if times > FACTOR or not math.isfinite(apart) or not same:
             found.ranks.append(rank)
             if apart >= found.distance:
                 found.distance, found.noise, found.norm = apart, unit, norm
+    row.exact &= any(each is not None for each in bits.values())
     if imprint.how in ("loss", "part") and found.ranks:
         found.ranks = list(mine)
     if found.missing:

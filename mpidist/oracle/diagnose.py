@@ -11,6 +11,7 @@ import numpy as np
 
 from ..measure import counted, plural
 from .compare import (
+    EXACT,
     FACTOR,
     Difference,
     Row,
@@ -461,6 +462,26 @@ def global_loss(evidence: Evidence) -> str | None:
 
 
 # -- gradients ------------------------------------------------------------------------------------
+
+
+@rule
+def other_bits(evidence: Evidence) -> str | None:
+    """Find what is equal but for rounding, where ``reproducible=`` promises the same bits."""
+    found = evidence.first
+    if evidence.row.phase not in EXACT or not evidence.row.exact or found.missing or found.extra:
+        return None
+    if found.distance > FACTOR * found.noise:
+        return None
+    if evidence.row.phase == "gradients":
+        return (
+            "equal but for rounding, where reproducible= promises the same bits: the gradients "
+            "were changed by something that depends on the number of ranks, or a microbatch was "
+            "computed in another way (other threads, another shape of its batch)"
+        )
+    return (
+        "equal but for rounding, where reproducible= promises the same bits: the gradients have "
+        f"the same, the optimizer's step{evidence.site('step')} depends on the number of ranks"
+    )
 
 
 @rule

@@ -48,7 +48,7 @@ class Imprint:
     layout: str = ""  # of "rows": where the samples are
     # By the rank whose rows these are; of a tensor that is not divided into rows, by this rank.
     parts: dict[int, Part] = field(default_factory=dict)
-    hash: int | None = None  # of the bits, before the first step
+    hash: int | None = None  # of the bits: before the first step, and where they shall be equal
     kind: str = ""  # class of the module whose output it is
     trait: str = ""  # "batch statistics" or "dropout", of that module
 

@@ -76,6 +76,7 @@ def install(taps: Taps, number: int, link: Link | None = None) -> None:
             taps.know(adapter(library(module), "taps").LIBRARY, module)
         wrap(model, module, *arguments, **options)
         taps.writer.facts(wrapper="DDP")
+        taps.exact |= bool(options.get("reproducible"))
 
     @wraps(step)
     def tapped_step(optimizer: Any, *arguments: Any) -> Any:

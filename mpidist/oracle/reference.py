@@ -24,6 +24,8 @@ from .taps import Taps
 #                           that the ranks' batches have together
 #   the script makes them,  copies: N processes take themselves for the only one, each has the
 #   of single samples       samples of a rank, and this file averages their gradients
+#
+#   microbatches=M          as it is: one process has all M of a step by itself
 
 
 def install(taps: Taps, link: Link | None = None) -> None:
@@ -57,8 +59,9 @@ def _note_data(taps: Taps) -> None:
         make = kind.__init__
 
         def made(self: Any, *arguments: Any, make: Any = make) -> None:
-            taps.writer.facts(items=True)
             make(self, *arguments)
+            if not (isinstance(self, data.Samples) and self.order.block):
+                taps.writer.facts(items=True)
 
         kind.__init__ = made  # type: ignore
 

@@ -156,6 +156,7 @@ class Taps:
         # and owners of the samples of the batch.
         self.piped = self._inside = False
         self.batch: tuple[np.ndarray, np.ndarray] | None = None
+        self.exact = False  # whether a DDP promises the same bits on any number of ranks
         self.joined: Joined | None = None
         # Averages the gradients of parameters over the copies of a reference.
         self.average: Callable[[Sequence[Any]], object] = nothing
@@ -546,7 +547,8 @@ class Taps:
         part = Part(sums, squares, 0, value)
         dtype = array.dtype.name if is_inexact(array) else "exact"
         whole = tuple(array.shape if shape is None else shape)
-        return Imprint(name, how, dtype, whole, "", {self.rank: part})
+        bits = fingerprint(array) if self.exact and how == "whole" else None
+        return Imprint(name, how, dtype, whole, "", {self.rank: part}, bits)
 
     def _perturb(self, x: Any) -> None:
         """Move each element of an array to a neighbouring floating-point number, in place."""

@@ -82,7 +82,8 @@ class TorchLibrary:
                 taps.writer.facts(loader=True)
                 if isinstance(sampler, DistributedSampler):
                     taps.writer.facts(shards=sampler.num_replicas)
-                if taps.plan.role != "ranks" and not taps.plan.copies and batch_size:
+                whole = isinstance(sampler, Order) and sampler.block
+                if taps.plan.role != "ranks" and not (taps.plan.copies or whole) and batch_size:
                     # The samples of all ranks are those of one process, in the same order.
                     batch_size *= taps.plan.shares
             load(loader, dataset, batch_size, *arguments, **options)

@@ -68,6 +68,25 @@ def test_check_of_a_clean_torch_training_finds_it_equal():
     Checked("torch", "clean", "optimizer=adam").assert_equal()
 
 
+LIBRARIES = ["array", pytest.param("torch", marks=needs_torch)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_check_of_a_reproducible_training_finds_the_same_bits(library):
+    found = Checked("reproducible", "clean", library, ranks=3)
+    found.assert_equal()
+    assert "3 × 8 samples = the reference's 24" in found.output
+    assert found.output.count("the same bits as one process") == 6, found.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_check_of_a_reproducible_training_names_a_gradient_with_other_bits(library):
+    found = Checked("reproducible", "bits", library)
+    found.assert_differs("gradients", "0.weight", "other bits", "reproducible= promises the same")
+
+
 ARRAY = {
     "same": ("batch", "3 × 16", "rank 0, 1", "ranks 0, 1 train on the same samples"),
     "start": ("start", "0.weight", "rank 1, 2", "before the first step"),

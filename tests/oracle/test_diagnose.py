@@ -173,6 +173,23 @@ def kept_on_two_ranks_and_averaged(training):
             training._set(data, name, data["gradients"][name] + np.float32(2 / 3) * x)
 
 
+def ulp(x):
+    return np.nextafter(x, np.float32(np.inf))
+
+
+@fault("gradients", "body.bias", EVERY, "equal but for rounding", "reproducible= promises")
+def other_bits_of_a_gradient(training):
+    training.exact = True
+    in_gradients(training, lambda rank, name, x: ulp(x), ["body.bias"])
+
+
+@fault("parameters", "head.weight", [2], "equal but for rounding", "(train.py:8)")
+def other_bits_of_a_parameter(training):
+    training.exact = True
+    found = training.ranks[2]["parameters"]
+    found["head.weight"] = ulp(found["head.weight"])
+
+
 @fault("gradients", "body.weight", EVERY, "float16")
 def in_float16(training):
     in_gradients(training, lambda rank, name, x: x.astype(np.float16).astype(np.float32))

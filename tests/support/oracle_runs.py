@@ -70,6 +70,7 @@ class Training:
         self.before = None  # of the step before this one: a dict for each rank, and the reference's
         self.traits = {}
         self.random_ranks = self.absent = ()
+        self.exact = False  # whether the bits of all phases are recorded
 
     def keep(self):
         """Let what all have now be the step before, and make other gradients for this one."""
@@ -115,6 +116,8 @@ class Training:
         for phase in ("start", "gradients", "parameters", "optimizer", "buffers"):
             for name, x in data[phase].items():
                 found = Imprint(name, "whole") if x is None else whole(name, moved(x), rank)
+                if phase != "start" and not self.exact:
+                    found.hash = None
                 step.put(phase, found)
         step.local = {name: whole(name, x, rank) for name, x in data.get("local", {}).items()}
         return step

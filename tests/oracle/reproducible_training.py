@@ -1,0 +1,42 @@
+"""A training with ``DDP(reproducible=6)``, for tests of mpidist check: FAULT array|torch."""
+
+import sys
+
+import numpy as np
+
+import mpidist as md
+
+fault, library = sys.argv[1:]
+comm = md.init()
+source = np.random.default_rng(3)
+x, y = source.normal(size=(96, 12)).astype("f4"), source.integers(0, 5, 96)
+if library == "torch":
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5))
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    data = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 4, shuffle=True)
+else:
+    from mpidist import nn
+
+    net = nn.Sequential(nn.Linear(12, 20, seed=1), nn.ReLU(), nn.Linear(20, 5, seed=2))
+    optimizer = nn.Adam(net.parameters(), 0.01)
+    data = [(x[k : k + 4], y[k : k + 4]) for k in range(0, 96, 4)]
+model = md.DDP(net, comm, reproducible=6)
+each = 6 // comm.size
+for number, (a, b) in enumerate(md.shard(data, comm, shuffle=True, microbatches=6)):
+    if library == "torch":
+        torch.nn.functional.cross_entropy(model(a), b).backward()
+    else:
+        criterion = nn.CrossEntropy()
+        criterion(model(a), b)
+        model.backward(criterion.backward())
+    if number % each == each - 1:
+        if fault == "bits" and comm.size > 1:
+            first = next(iter(net.parameters()))
+            first.grad *= 1.0000002
+        optimizer.step()
+        optimizer.zero_grad()
