@@ -1,6 +1,7 @@
 """The plugin for users: a suite of its own, without this project's conftest."""
 
 import sys
+import time
 
 import pytest
 
@@ -44,12 +45,53 @@ def test_fails(comm):
 def test_later(comm):
     assert comm.allreduce(1) == comm.size
 """
-    # The other ranks wait in their second barrier, to this deadline.
-    status, output = run(tmp_path, suite, python=python, ranks=3, MPIDIST_TIMEOUT="20")
+    # The other ranks wait in their second barrier, and are called out of it.
+    status, output = run(tmp_path, suite, python=python, ranks=3, MPIDIST_TIMEOUT="90")
     assert status and output.count("test session starts") == 1
+    assert "RankFailed" not in output and "another rank" not in output
     assert "failed on rank 1: AssertionError: not on this one" in output
     assert "printed on 1" in output
     assert "1 failed, 2 passed" in output
+
+
+@pytest.mark.long
+def test_a_test_that_some_ranks_leave(tmp_path):
+    """Others are called out of what they wait for, whatever their error, and of a skip, too."""
+    suite = """
+import pytest
+from mpi4py import MPI
+
+def test_own_errors(comm):
+    assert comm.rank != 1, "not on this one"
+    try:
+        comm.barrier()
+    except Exception:
+        time.sleep(100)
+def test_skips(comm):
+    if comm.rank == 0: pytest.skip("not here")
+    while True: time.sleep(0.01)
+@pytest.mark.xfail(raises=ValueError)
+def test_expected(comm):
+    if comm.rank == 2: raise ValueError
+    comm.recv(comm.empty(1), 2)
+def test_two_failures(comm):
+    if comm.rank == 1: time.sleep(2)
+    assert comm.rank == 2, f"failure {comm.rank}"
+    comm.barrier()
+def test_all_but_one(comm):
+    time.sleep(7 if comm.rank == 1 else 0)
+def test_later(comm):
+    assert comm.allreduce(1) == comm.size
+"""
+    begun = time.monotonic()
+    status, output = run(tmp_path, suite, ranks=3, MPIDIST_TIMEOUT="90")
+    assert time.monotonic() - begun < 90 and status == 1
+    assert "failed on rank 1: AssertionError: not on this one" in output
+    assert "skipped on rank 0 but not on ranks 1, 2: not here" in output
+    assert "skipped on rank 2 but not on ranks 0, 1: expected failure" in output
+    assert "failed on rank 0: AssertionError: failure 0" in output
+    assert "failed on rank 1: AssertionError: failure 1" in output
+    assert "4 failed, 3 passed" in output
 
 
 @pytest.mark.long

@@ -117,7 +117,7 @@ def communicator(config: pytest.Config) -> Communicator:
 
     A failed test may have left the ranks at different collectives, even where nothing is broken.
     """
-    from ..communicator.launch import init
+    from ..communicator.launch import init, take_place
 
     ranks = config.stash.get(RANKS, None)
     failures = ranks.failures if ranks else 0
@@ -128,6 +128,7 @@ def communicator(config: pytest.Config) -> Communicator:
         from mpi4py import MPI
 
         comm = init(comm=MPI.COMM_WORLD)
+        take_place(comm)  # for the tests that call init(), and because a broken one ends the job
     config.stash[COMM] = comm, failures
     return comm
 

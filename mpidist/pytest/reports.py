@@ -10,7 +10,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,9 @@ from _pytest.runner import runtestprotocol
 
 BAD, SKIPPED, PASSED = "failed", "skipped", "passed"
 STACKS = signal.SIGUSR1  # makes a rank show its stacks, wherever it is
+FAILED = signal.SIGUSR2  # makes a rank look whether others have left the test that it is in
+LOOK = 1.0  # seconds for which it looks
+ALONE = 5.0  # seconds that a rank which failed leaves the others, whose failures may say more
 
 
 class Missing(Exception):
@@ -47,36 +52,70 @@ class Exchange:
         # pytest redirects descriptor 2 while a test runs: keep the real one.
         self.stderr = os.fdopen(os.dup(2), "w", buffering=1)
         faulthandler.register(STACKS, file=self.stderr, all_threads=True)
-        self.places = self.everyone((os.uname().nodename, os.getpid()), 60)
+        self.early: dict[int, Any] = {}  # values of the next exchange, taken before it
+        # The same kernel and numbers of processes: containers may share a node's name.
+        self.node = os.uname().nodename, os.stat("/proc/self/ns/pid").st_ino
+        self.places = self.everyone((self.node, os.getpid()), 60)
 
     def describe(self) -> str:
         """Return name and version of the MPI library."""
         vendor, version = self.MPI.get_vendor()
         return f"{vendor} {'.'.join(map(str, version))}"
 
-    def everyone(self, value: object, limit: float) -> list[Any]:
+    def everyone(
+        self,
+        value: object,
+        limit: float,
+        late: Callable[[list[int]], object] | None = None,
+        after: float = ALONE,
+    ) -> list[Any]:
         """Exchange a value with all ranks; return all values in rank order.
 
-        Raises `Missing` if values have not come within `limit` seconds.
+        Raises `Missing` if values have not come within `limit` seconds.  Before, once `after`
+        seconds have passed, ``late(ranks)`` is called with the ranks whose values are missing.
         """
         MPI, data = self.MPI, pickle.dumps(value)
         self.ordinal += 1
-        tag = self.ordinal % 32749  # below the smallest upper bound that MPI promises
+        tag = self._tag(self.ordinal)
         sends = [self.comm.Isend([data, MPI.BYTE], peer, tag) for peer in self.others]
-        got, begin, spins = {self.rank: value}, time.monotonic(), 0
+        got, begin, spins = {**self.early, self.rank: value}, time.monotonic(), 0
+        self.early = {}
         while len(got) < self.size or not MPI.Request.Testall(sends):
             came = len(got)
             for peer in self.others:
                 if peer not in got:
                     self._take(peer, tag, got)
-            if time.monotonic() - begin > limit:
-                raise Missing([p for p in self.others if p not in got], limit)
+            missing, passed = [p for p in self.others if p not in got], time.monotonic() - begin
+            if passed > limit:
+                raise Missing(missing, limit)
+            if late is not None and missing and passed > after:
+                late(missing)
+                late = None
             spins = 0 if len(got) > came else spins + 1
             if spins < 200:
                 os.sched_yield()
             else:
                 time.sleep(0.0002)
         return [got[rank] for rank in range(self.size)]
+
+    def look(self) -> dict[int, Any]:
+        """Return the values that have come for the next exchange, by rank."""
+        for peer in self.others:
+            if peer not in self.early:
+                self._take(peer, self._tag(self.ordinal + 1), self.early)
+        return self.early
+
+    def call(self, ranks: Sequence[int], number: signal.Signals) -> None:
+        """Send a signal to those of these ranks that are on this node."""
+        for peer in ranks:
+            node, pid = self.places[peer]
+            if node == self.node:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    @staticmethod
+    def _tag(ordinal: int) -> int:
+        return ordinal % 32749  # below the smallest upper bound that MPI promises
 
     def _take(self, peer: int, tag: int, got: dict[int, Any]) -> None:
         status = self.MPI.Status()
@@ -96,7 +135,7 @@ class Exchange:
         self.stderr.write(f"\nrank {self.rank}: {why}\n")
         for peer in missing:
             node, pid = self.places[peer]
-            if node != os.uname().nodename:
+            if node != self.node:
                 continue
             self.stderr.write(f"rank {self.rank}: the stacks of rank {peer} (process {pid}):\n")
             time.sleep(0.2)  # for mpiexec to pass this on before them
@@ -163,7 +202,9 @@ class RankReports:
         self.exchange, self.grace, self.abort, self.limit = exchange, grace, abort, limit
         self.failures, self.running = 0, ""
         self.collect_errors: list[str] = []
+        self._inside = self._left = False  # a test's code; and it was left as another rank failed
         signal.signal(signal.SIGTERM, self.ended)
+        signal.signal(FAILED, self.leave)
 
     def ended(self, number: int, _: FrameType | None) -> None:
         """Handle SIGTERM: write which test was running, then end this rank by the signal.
@@ -175,14 +216,33 @@ class RankReports:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def together(self, value: object, limit: float, what: str) -> list[Any]:
+    def leave(self, *_: object) -> None:
+        """Handle FAILED: leave the test's code if another rank has failed or skipped that test."""
+        if not self._inside:
+            return
+        # The signal may be late, of the test before: only a verdict on this one counts.  It has
+        # been sent, but MPI may have to be asked a few times until it is there.
+        until = time.monotonic() + LOOK
+        while time.monotonic() < until:
+            if any(found.outcome != PASSED for found in self.exchange.look().values()):
+                self._left = True
+                pytest.fail("another rank has failed or skipped this test")
+            time.sleep(0.001)
+
+    def together(
+        self,
+        value: object,
+        limit: float,
+        what: str,
+        late: Callable[[list[int]], object] | None = None,
+    ) -> list[Any]:
         """Return the values that all ranks pass to this call, in rank order.
 
         If some are missing after `limit` seconds, it ends the job with "rank N did not come … to
         the end of `what`".
         """
         try:
-            return self.exchange.everyone(value, limit)
+            return self.exchange.everyone(value, limit, late)
         except Missing as missing:
             why = f"{missing} to the end of {what}; the launch is aborted"
             if self.exchange.reports_for_all(missing.ranks):
@@ -220,11 +280,18 @@ class RankReports:
         watch = threading.Timer(self.limit + 2 * self.grace, self.stuck, [item.nodeid])
         watch.daemon = True
         watch.start()
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        self._inside, self._left = True, False
+        try:
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        finally:
+            self._inside = False
         watch.cancel()
         if item.config.pluginmanager.hasplugin("timeout"):
             hook.pytest_timeout_cancel_timer(item=item)  # below this rank waits for others
-        verdicts = self.together(verdict_of(reports), self.limit + self.grace, item.nodeid)
+        # A rank that was called out of the test has no failure of its own.
+        mine = Verdict(PASSED) if self._left else verdict_of(reports)
+        late = None if mine.outcome == PASSED else partial(self.exchange.call, number=FAILED)
+        verdicts = self.together(mine, self.limit + self.grace, item.nodeid, late)
         merge(item.nodeid, reports, verdicts)
         self.failures += any(verdict.outcome == "failed" for verdict in verdicts)
         for report in reports:
