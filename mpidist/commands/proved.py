@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -42,23 +43,31 @@ def earlier() -> tuple[Path, str, Known] | None:
         return None
     known: Known = {}
     try:
+        known = _read(path, key)
+    except (OSError, ValueError, MpidistError) as error:
+        click.echo(f"ignored the earlier proofs in {path}: {error}", err=True)
+    return path, key, known
+
+
+def _read(path: Path, key: str) -> Known:
+    """Return what the sources of a key have proved; an error if it is not such a file."""
+    try:
         if path.stat().st_uid != os.getuid():
             raise PermissionError("it is of another user")
         content = read_json(read_file(path), str(path), dict[str, dict[str, list[int]]])
-        known = content.get(key, {})
-        if not all(len(numbers) == 2 and min(numbers) >= 0 for numbers in known.values()):
-            raise ValueError("expected two numbers for each proof")
     except FileNotFoundError:
-        pass
-    except (OSError, ValueError, MpidistError) as error:
-        known = {}
-        click.echo(f"ignored the earlier proofs in {path}: {error}", err=True)
-    return path, key, known
+        return {}
+    known = content.get(key, {})
+    if not all(len(numbers) == 2 and min(numbers) >= 0 for numbers in known.values()):
+        raise ValueError("expected two numbers for each proof")
+    return known
 
 
 def keep(path: Path, key: str, known: Known) -> None:
     """Write what the sources of a key have proved; a folder that cannot be written is no error."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError, ValueError, MpidistError):  # another run may have added to it meanwhile
+        known = {**_read(path, key), **known}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({key: known}))

@@ -52,6 +52,15 @@ def test_more_ranks_are_proved_beside_those_of_before(remembered):
     assert more["messages"] > before["messages"]
 
 
+def test_runs_beside_each_other_keep_what_both_have_proved(tmp_path):
+    path = tmp_path / "proofs.json"
+    for task, numbers in (("one", [1, 2]), ("other", [3, 4])):
+        proved.keep(path, "key", {task: numbers})
+    assert json.loads(path.read_text()) == {"key": {"one": [1, 2], "other": [3, 4]}}
+    proved.keep(path, "later", {"one": [1, 2]})
+    assert json.loads(path.read_text()) == {"later": {"one": [1, 2]}}
+
+
 def test_again_proves_all(remembered):
     call(*PROVE)
     assert BEFORE not in call(*PROVE, "--again").output
