@@ -233,6 +233,19 @@ def _has_more(evidence: Evidence) -> bool:
 
 
 @rule
+def not_dealt_as_microbatches(evidence: Evidence) -> str | None:
+    """Find data that is divided in another way than ``reproducible=`` needs it."""
+    facts = evidence.runs.ranks[0].facts
+    count = facts.get("reproducible", 0)
+    if evidence.row.phase != "batch" or not count or facts.get("dealt"):
+        return None
+    return (
+        f"reproducible={count} needs the same microbatches on any number of ranks: divide the data "
+        f"by md.shard(data, comm, microbatches={count})"
+    )
+
+
+@rule
 def other_order(evidence: Evidence) -> str | None:
     """Find ranks that have their samples in another order than the reference."""
     runs, number = evidence.runs, evidence.row.step

@@ -75,7 +75,7 @@ def install(taps: Taps, number: int, link: Link | None = None) -> None:
         if callable(getattr(module, "parameters", None)) and not isinstance(module, DDP):
             taps.know(adapter(library(module), "taps").LIBRARY, module)
         wrap(model, module, *arguments, **options)
-        taps.writer.facts(wrapper="DDP")
+        taps.writer.facts(wrapper="DDP", reproducible=options.get("reproducible", 0))
         taps.exact |= bool(options.get("reproducible"))
 
     @wraps(step)

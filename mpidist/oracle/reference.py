@@ -52,7 +52,7 @@ def _note_data(taps: Taps) -> None:
     @wraps(order)
     def ordered(self: Any, *arguments: Any, **options: Any) -> None:
         order(self, *arguments, **options)
-        taps.writer.facts(shards=self.size)
+        taps.writer.facts(shards=self.size, dealt=bool(self.block))
 
     data.Order.__init__ = ordered  # type: ignore
     for kind in (data.Samples, data.Stream):

@@ -51,6 +51,13 @@ def undivided(training):
         data["outputs"] = {}
 
 
+@fault("batch", "samples", EVERY, "md.shard(data, comm, microbatches=12)")
+def not_dealt_as_microbatches(training):
+    training.facts = {"reproducible": 12, "dealt": False}
+    for data in training.ranks:
+        data["samples"] = data["samples"] + 1
+
+
 @fault("batch", "samples", [2], "another order", "0 of the 4")
 def other_order(training):
     training.ranks[2]["samples"] = training.ranks[2]["samples"] + 1

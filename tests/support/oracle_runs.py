@@ -71,6 +71,7 @@ class Training:
         self.traits = {}
         self.random_ranks = self.absent = ()
         self.exact = False  # whether the bits of all phases are recorded
+        self.facts = {}  # of all ranks
 
     def keep(self):
         """Let what all have now be the step before, and make other gradients for this one."""
@@ -127,7 +128,9 @@ class Training:
         past, first = self.before or ([None] * len(self.ranks), None)
         ranks = {
             rank: Log(
-                rank, self._steps(data, past[rank], rank, np.full(len(data["samples"]), rank))
+                rank,
+                self._steps(data, past[rank], rank, np.full(len(data["samples"]), rank)),
+                dict(self.facts),
             )
             for rank, data in enumerate(self.ranks)
         }
