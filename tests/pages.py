@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,19 +42,39 @@ def requirements(wanted: frozenset[str]) -> list[str]:
     return [f".[{','.join(sorted(extras))}]", *sorted(wanted - extras)]
 
 
-def install(folder: Path, wanted: frozenset[str]) -> bool:
-    """Install what a page names, and mpidist as its reader does: not editable."""
-    if not folder.exists() and subprocess.run([sys.executable, "-m", "venv", folder]).returncode:
-        return False
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
-    return not subprocess.run([*pip, *requirements(wanted)], cwd=ROOT).returncode
+def pip(*words: str | Path) -> bool:
+    """Run pip; return whether it could."""
+    return not subprocess.run([sys.executable, "-m", "pip", *words], cwd=ROOT).returncode
 
 
-def run(page: str, folder: Path) -> int:
-    """Return the exit code of the test of a page's commands, with the Python of `folder`."""
-    tests = f"tests/docs/test_docs.py::test_commands[{page}]"
+def build(folder: Path) -> Path:
+    """Return the wheel that pip would build for each of the environments."""
+    if not pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder, "."):
+        sys.exit("mpidist could not be built")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(folder: Path, wanted: frozenset[str], wheel: Path) -> bool:
+    """Install what a page names, and mpidist as its reader does: not editable.
+
+    By this Python's pip, as an own one takes longer than the rest.  Modules are compiled when they
+    are first imported: all those of PyTorch would take half a minute.
+    """
+    if not folder.exists():
+        venv.create(folder, symlinks=True)
+    mpidist, *others = requirements(wanted)
+    words = ["--python", folder / "bin/python", "install", "--quiet", "--no-compile"]
+    words += ["-c", "constraints.txt", mpidist.replace(".", str(wheel), 1), *others]
+    return pip(*words)
+
+
+def run(pages: list[str], folder: Path) -> int:
+    """Return the exit code of the tests of the pages' commands, with the Python of `folder`."""
+    tests = [f"tests/docs/test_docs.py::test_commands[{page}]" for page in pages]
+    options = ["-v", "--durations=0", "--durations-min=1", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
+        [sys.executable, "-m", "pytest", *options, *tests],
         cwd=ROOT,
         env={**os.environ, "PAGES_PYTHON": str(folder / "bin/python")},
     ).returncode
@@ -69,23 +89,21 @@ def main(pages: list[str]) -> int:
     with tempfile.TemporaryDirectory() as work:
         # Small sets first: an environment that no page needs any more grows into the next larger.
         installed: dict[Path, frozenset[str]] = {}
+        wheel = build(Path(work, "wheel"))
         for needs in sorted(set(wanted.values()), key=lambda s: (len(s), sorted(s))):
             smaller = [folder for folder, has in installed.items() if has < needs]
             folder = smaller[-1] if smaller else Path(work, f"env{len(installed)}")
             print(f"=== installing {' '.join(requirements(needs))}", flush=True)
-            if not install(folder, needs):
+            if not install(folder, needs, wheel):
                 failed.append(f"{' '.join(requirements(needs))}: could not be installed")
                 continue
             installed[folder] = needs
-            for page in (page for page in wanted if wanted[page] == needs):
-                begun = time.monotonic()
-                print(f"=== {page}", flush=True)
-                status = run(page, folder)
-                print(f"=== {page}: {time.monotonic() - begun:.0f} s", flush=True)
-                if status:
-                    failed.append(f"{page} with {' '.join(requirements(needs))}: status {status}")
+            pages_of = [page for page in wanted if wanted[page] == needs]
+            if status := run(pages_of, folder):
+                names = " ".join(requirements(needs))
+                failed.append(f"of {' '.join(pages_of)} with {names}: status {status}")
     print("", *(f"FAILED: {line}" for line in failed), sep="\n")
-    print(f"pages tried with only what each names: {len(wanted)}, failed: {len(failed)}")
+    print(f"pages tried with only what each names: {len(wanted)}; sets that failed: {len(failed)}")
     return 1 if failed else 0
 
 
