@@ -5,10 +5,12 @@ Under mpiexec rank 0 reports for all (support/rank_reports.py).  Without it no M
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import math
 import os
 import re
+import sys
 import zlib
 from collections import defaultdict
 from functools import cache
@@ -187,6 +189,31 @@ def emulated_device():
     install_device(EmulatedDevice)
     yield EmulatedDevice
     install_device(None)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """Return what says how a training of elastic_trainings.py ends without a loss.
+
+    One worker of pytest-xdist runs the job, and the others wait for what it finds.
+    """
+    from tests.support import elastic_chaos
+
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def ends(wrapper, steps, ranks=3, python=sys.executable):
+        name = f"{wrapper}-{steps}-{ranks}-{zlib.crc32(python.encode())}"
+        with open(folder / name, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not (done := file.read()):
+                done, _ = elastic_chaos.undisturbed(wrapper, steps, ranks, python=python)
+                file.write(done)
+                file.flush()
+        return done
+
+    return ends
 
 
 comm_of_all = pytest.fixture(session_communicator)

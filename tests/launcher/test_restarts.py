@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from tests.support import elastic_chaos, processes
 from tests.support.how_long import takes_minutes
 from tests.support.jobs import LIMIT, ROOT, each_mpi, tolerant
 
-STEPS = 30
+STEPS = 40
 needs_ulfm = pytest.mark.skipif(not tolerant(), reason="needs Open MPI")
 
 
@@ -35,24 +34,17 @@ def train(wrapper, kills="", python=sys.executable, restarts=4, how="kill", **op
     return finished, done
 
 
-@cache
-def expected(wrapper, python):
-    finished, done = train(wrapper, python=python, restarts=0)
-    assert finished.status == 0 and len(done) == 3 and len(set(done)) == 1, finished.output
-    return done[0]
-
-
 @each_mpi
 @pytest.mark.parametrize(
     "wrapper",
     ["numpy", "rows", *(pytest.param(w, marks=pytest.mark.long) for w in ("nn", "pipeline"))],
 )
-def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
+def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(undisturbed, wrapper, python):
     """Killed also before the second start has committed anything."""
     before = folders()
     finished, done = train(wrapper, "1:after:20:0 0:before:1:1 2:stepped:6:2", python)
     assert finished.status == 0 and not folders() - before, finished.output
-    assert done == [expected(wrapper, python)] * 3, finished.output
+    assert done == [undisturbed(wrapper, STEPS, python=python)] * 3, finished.output
     begins = "mpidist run: start "
     said = [line[13:] for line in finished.output.splitlines() if line.startswith(begins)]
     assert said[:2] == [f"start {n} of 5, from step 19 in memory" for n in (2, 3)]
@@ -64,14 +56,13 @@ def test_killed_job_ends_with_the_bits_of_an_undisturbed_one(wrapper, python):
 
 @each_mpi
 @pytest.mark.parametrize("wrapper", ["numpy", pytest.param("rows", marks=pytest.mark.long)])
-def test_not_every_step_is_copied_and_the_bits_are_the_same(wrapper, python):
+def test_not_every_step_is_copied_and_the_bits_are_the_same(undisturbed, wrapper, python):
     """By default copies are so far apart that they take little time."""
     finished, done = train(wrapper, "1:after:300:0", python, steps=400, SPACED="1")
     assert finished.status == 0, finished.output
     step = int(re.search(r"start 2 of 5, from step (\d+) in memory", finished.output)[1])
     assert 0 < step < 300
-    undisturbed, same = train(wrapper, python=python, restarts=0, steps=400)
-    assert undisturbed.status == 0 and done == same, finished.output
+    assert done == [undisturbed(wrapper, 400, python=python)] * 3, finished.output
 
 
 @pytest.mark.long
@@ -85,24 +76,25 @@ def test_failure_at_one_step_is_no_progress_though_not_every_step_is_copied(pyth
 @pytest.mark.timeout(300)  # 15 processes import PyTorch, three at a time
 @each_mpi
 @pytest.mark.parametrize("wrapper", ["ddp", "zero"])
-def test_killed_job_of_pytorch(wrapper, python):
+def test_killed_job_of_pytorch(undisturbed, wrapper, python):
     if python != sys.executable or find_spec("torch") is None:
         pytest.skip("needs PyTorch")
     finished, done = train(wrapper, "1:after:9:0 0:before:1:1 2:committed:5:2", python)
-    assert finished.status == 0 and done == [expected(wrapper, python)] * 3, finished.output
+    assert finished.status == 0 and done == [undisturbed(wrapper, STEPS, python=python)] * 3, (
+        finished.output
+    )
 
 
 @pytest.mark.long
 @each_mpi
 @pytest.mark.parametrize("wrapper", ["numpy", pytest.param("rows", marks=takes_minutes)])
-def test_random_kills(wrapper, python):
-    options = {"steps": 4000, "ranks": 3, "spares": 0, "survive": False, "python": python}
-    _, _, before = elastic_chaos.train(wrapper, **options)
+def test_random_kills(undisturbed, wrapper, python):
+    steps, kills = elastic_chaos.STEPS[wrapper], [0.05, 0.15, 0.1, 0.02, 0.2]
     finished, killed, done = elastic_chaos.train(
-        wrapper, kills=[0.05, 0.15, 0.1, 0.02, 0.2], restarts=5, **options
+        wrapper, steps, 3, 0, kills, restarts=5, survive=False, python=python
     )
     assert len(killed) == 5 and finished.status == 0, finished.output
-    assert len(set(before)) == 1 and done == before, finished.output
+    assert done == [undisturbed(wrapper, steps, python=python)] * 3, finished.output
 
 
 @pytest.mark.long

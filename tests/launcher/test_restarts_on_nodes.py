@@ -15,6 +15,7 @@ from tests.support.jobs import ROOT, each_mpi
 from tests.support.minicluster import Cluster, kill, running, words_of
 
 LIMIT = 150
+ENDLESS, MORE = 10**6, 50  # steps of the first start, and of the next
 NODE = "/dev/shm"
 
 
@@ -47,7 +48,9 @@ class Job:
         environ = {**cluster.environment(), **environ}
 
         def run():
-            self.finished = processes.run(command, LIMIT, environ, cwd=folder)
+            finished = processes.run(command, LIMIT, environ, cwd=folder)
+            finished.output = finished.output.replace("\0", "")  # prterun writes some
+            self.finished = finished
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
@@ -93,15 +96,16 @@ def lose(cluster, job, reachable=False):
 @pytest.mark.long
 @each_mpi
 def test_lost_node_is_left_out_and_the_others_go_on_from_memory(cluster, tmp_path, python):
-    job = Job(cluster, tmp_path, python, "nn", 3000)
+    job = Job(cluster, tmp_path, python, "nn", ENDLESS, MORE=str(MORE))
     step = lose(cluster, job)
     done = job.wait()
     assert done.status == 0, done.output
     (line,) = job.said("left out")
     how = r"node n2 is left out; start 2 of 4 on 2 ranks, from step (\d+) in memory"
-    assert int(re.fullmatch(how, line)[1]) >= step, done.output
-    ends = job.watched.done()
-    assert len(ends) == 2 and len(set(ends)) == 1 and "of 2 ranks at step 3000" in ends[0]
+    found = int(re.fullmatch(how, line)[1])
+    assert found >= step, done.output
+    ends, last = job.watched.done(), found + 1 + MORE
+    assert len(ends) == 2 and len(set(ends)) == 1 and f"of 2 ranks at step {last}" in ends[0]
     assert not job.folders()
 
 
@@ -109,35 +113,38 @@ def test_lost_node_is_left_out_and_the_others_go_on_from_memory(cluster, tmp_pat
 @each_mpi
 def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python):
     """Its memory is empty, and the other node has what all ranks have alike."""
-    job = Job(cluster, tmp_path, python, "nn", 3000)
+    job = Job(cluster, tmp_path, python, "nn", ENDLESS, MORE=str(MORE))
     step = lose(cluster, job, reachable=True)
     done = job.wait()
     assert done.status == 0, done.output
     (line,) = (line for line in job.said("start 2 of 4") if "finished" not in line)
-    assert int(re.fullmatch(r"start 2 of 4, from step (\d+) in memory", line)[1]) >= step
+    found = int(re.fullmatch(r"start 2 of 4, from step (\d+) in memory", line)[1])
+    assert found >= step
     assert "random numbers of ranks 2, 3 begin anew, as their node was lost" in done.output
-    ends = job.watched.done()
-    assert len(ends) == 4 and len(set(ends)) == 1 and "of 4 ranks at step 3000" in ends[0]
+    ends, last = job.watched.done(), found + 1 + MORE
+    assert len(ends) == 4 and len(set(ends)) == 1 and f"of 4 ranks at step {last}" in ends[0]
 
 
 @pytest.mark.long
 @each_mpi
 def test_object_that_each_rank_had_another_one_of_is_named(cluster, tmp_path, python):
     """Nothing is restored then: the training begins anew, or from a Checkpoint of its own."""
-    job = Job(cluster, tmp_path, python, "rows", 3000)
+    job = Job(cluster, tmp_path, python, "rows", ENDLESS, MORE=str(MORE))
     lose(cluster, job)
     done = job.wait()
     assert done.status == 0, done.output
     assert job.said("left out") == ["node n2 is left out; start 2 of 4 on 2 ranks"]
     why = "of which all ranks have left records: that of rank 2 is gone; each rank had another u"
     assert len(job.said(why)) == 1, done.output
-    assert {line.partition(" of ")[2] for line in job.watched.done()} == {"2 ranks at step 3000"}
+    assert {line.partition(" of ")[2] for line in job.watched.done()} == {
+        f"2 ranks at step {1 + MORE}"
+    }
 
 
 @pytest.mark.long
 @each_mpi
 def test_too_few_ranks_end_the_job(cluster, tmp_path, python):
-    job = Job(cluster, tmp_path, python, "numpy", 10**6, "--min-ranks", "3")
+    job = Job(cluster, tmp_path, python, "numpy", ENDLESS, "--min-ranks", "3")
     lose(cluster, job)
     done = job.wait()
     assert done.status not in (0, None), done.output
@@ -163,7 +170,7 @@ def test_killed_rank_on_nodes_that_stay_ends_with_the_bits_of_an_undisturbed_run
 @pytest.mark.long
 @each_mpi
 def test_monitors_remove_the_records_of_a_killed_mpidist_run(cluster, tmp_path, python):
-    job = Job(cluster, tmp_path, python, "numpy", 10**6)
+    job = Job(cluster, tmp_path, python, "numpy", ENDLESS)
     job.reaches(20)
     (run,) = (pid for pid in cluster._inhabitants() if "mpidist run" in words_of(pid))
     kill([run])

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 import tempfile
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,24 +38,22 @@ def train(wrapper, kills="", ranks=3, spares=1, how="kill", steps=STEPS, **env):
     return finished, done
 
 
-@cache
-def expected(wrapper, ranks=3):
-    finished, done = train(wrapper, ranks=ranks)
-    assert finished.status == 0 and len(done) == ranks, finished.output
-    assert len(set(done)) == 1
-    return done[0]
+@pytest.fixture
+def survives(undisturbed):
+    """Return what runs a job with losses: its ranks must say at the end what they do without."""
 
+    def survives(wrapper, kills, ranks=3, spares=1, how="kill"):
+        finished, done = train(wrapper, kills, ranks, spares, how)
+        assert finished.status == 0, finished.output
+        assert set(done) == {undisturbed(wrapper, STEPS, ranks)}, finished.output
+        return finished.output
 
-def survives(wrapper, kills, ranks=3, spares=1, how="kill"):
-    finished, done = train(wrapper, kills, ranks, spares, how)
-    assert finished.status == 0, finished.output
-    assert set(done) == {expected(wrapper, ranks)}, finished.output
-    return finished.output
+    return survives
 
 
 @needs_ulfm
 @pytest.mark.parametrize("point", ["before", late("after"), "stepped", late("committed")])
-def test_spare_takes_the_place(point):
+def test_spare_takes_the_place(survives, point):
     output = survives("numpy", f"1:{point}:20")
     assert re.search(
         r"^rank 1 on .* was killed by signal 9 \(SIGKILL\): step 2[01] goes on with 3 ranks after ",
@@ -79,7 +76,7 @@ def test_spare_takes_the_place(point):
         late("0:after:5 3:before:1", 2),  # the first spare, at once
     ],
 )
-def test_any_rank_at_any_time(kills, spares):
+def test_any_rank_at_any_time(survives, kills, spares):
     survives("numpy", kills, spares=spares)
 
 
@@ -146,35 +143,35 @@ def test_timeline_of_a_loss(tmp_path):
 
 @needs_ulfm
 @pytest.mark.parametrize("how", ["exit", "crash"])
-def test_however_it_ends(how):
+def test_however_it_ends(survives, how):
     survives("numpy", "1:after:7", how=how)
 
 
 @pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("wrapper", ["rows", late("nn")])
-def test_other_states(wrapper):
+def test_other_states(survives, wrapper):
     survives(wrapper, "2:after:11")
 
 
 @pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("how, kills", [("keep", "1:validated:9"), ("average", "0:before:9")])
-def test_buffers_rates_and_modes(how, kills):
+def test_buffers_rates_and_modes(survives, how, kills):
     """What a failed step has changed, and what of each rank DDP would make equal again."""
     survives(how, kills, ranks=2)
 
 
 @needs_ulfm
 @pytest.mark.long
-def test_copies_are_whole_when_the_spare_is_lost_before_its_first_commit():
+def test_copies_are_whole_when_the_spare_is_lost_before_its_first_commit(survives):
     """Its record has what `keep` has not yet restored, too."""
     survives("rows", "0:after:5 3:before:1", spares=2)
 
 
 @needs_ulfm
 @pytest.mark.parametrize("kills", ["1:before:1", late("1:after:1"), late("0:before:1 3:before:1")])
-def test_copies_are_there_before_the_first_commit(kills):
+def test_copies_are_there_before_the_first_commit(survives, kills):
     """Objects of `keep` are the first that need them."""
     survives("rows", kills, spares=2)
 
@@ -183,7 +180,7 @@ def test_copies_are_there_before_the_first_commit(kills):
 @pytest.mark.long
 @pytest.mark.timeout(300)  # 8 processes import PyTorch
 @pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2)])
-def test_wrappers_of_pytorch(wrapper, ranks):
+def test_wrappers_of_pytorch(survives, wrapper, ranks):
     output = survives(wrapper, "1:after:11", ranks)
     assert "comes between the step of an optimizer and commit()" not in output
 
@@ -192,7 +189,7 @@ def test_wrappers_of_pytorch(wrapper, ranks):
 @takes_minutes
 @pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2), ("nn", 3)])
 @pytest.mark.parametrize("point", ["before", "stepped", "committed"])
-def test_wrappers_at_each_point(wrapper, ranks, point):
+def test_wrappers_at_each_point(survives, wrapper, ranks, point):
     survives(wrapper, f"0:{point}:9", ranks)
 
 
@@ -208,11 +205,11 @@ def test_without_a_spare_fewer_go_on(wrapper):
 
 @pytest.mark.long
 @needs_ulfm
-def test_reproducible_training_has_the_same_bits_on_fewer_ranks():
+def test_reproducible_training_has_the_same_bits_on_fewer_ranks(undisturbed):
     """Lost between the microbatches of a step, and in its average: 4, 3, then 2 ranks."""
     finished, done = train("same", "1:before:40 2:after:100", ranks=4, spares=0)
     assert finished.status == 0 and len(done) == 2, finished.output
-    weights = expected("same", 4).split()[1]
+    weights = undisturbed("same", STEPS, 4).split()[1]
     assert {line.split(" at ")[0] for line in done} == {f"done {weights} of 2 ranks"}
 
 
@@ -228,7 +225,7 @@ def test_zero_deals_the_moments_to_fewer_ranks():
 @needs_ulfm
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
 @pytest.mark.parametrize("point", ["before", "after"])
-def test_stages_of_a_pipeline(ranks, point):
+def test_stages_of_a_pipeline(survives, ranks, point):
     """Three stages, and two with two replicas each."""
     survives("pipeline", f"1:{point}:9 {ranks - 1}:{point}:17", ranks, spares=2)
 
@@ -236,11 +233,11 @@ def test_stages_of_a_pipeline(ranks, point):
 @pytest.mark.long
 @needs_ulfm
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=LONG)])
-def test_stages_are_cut_anew_for_fewer_ranks(ranks):
+def test_stages_are_cut_anew_for_fewer_ranks(undisturbed, ranks):
     """When nothing is learned any more: they have the weights of all."""
     finished, done = train("pipeline", f"0:after:{STEPS - 5}", ranks, spares=0)
     assert finished.status == 0 and len(done) == ranks - 1, finished.output
-    weights = expected("pipeline", ranks).split()[1]
+    weights = undisturbed("pipeline", STEPS, ranks).split()[1]
     assert {
         line.split()[1:6] == [weights, "of", str(ranks - 1), "ranks", "at"] for line in done
     } == {True}
@@ -257,8 +254,8 @@ def test_exception_ends_the_job():
 
 @needs_ulfm
 @pytest.mark.long
-def test_chaos_of_many_losses(capsys):
-    elastic_chaos.chaos("numpy", 8, 3)
+def test_chaos_of_many_losses(undisturbed, capsys):
+    elastic_chaos.chaos("numpy", 8, 3, undisturbed("numpy", elastic_chaos.STEPS["numpy"]))
     assert "8 losses in " in capsys.readouterr().out
 
 

@@ -106,6 +106,7 @@ def train(
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         finished = processes.run(command, SECONDS, environ, cwd=folder)
+        finished.output = finished.output.replace("\0", "")  # prterun writes some
         ended.set()
         killer.join()
         return finished, killed, watched.done()
@@ -117,17 +118,22 @@ def seconds_of(output: str) -> list[float]:
     return [float(n.replace(",", "")) * {"µs": 1e-6, "ms": 1e-3, "s": 1}[unit] for n, unit in found]
 
 
-def undisturbed(wrapper: str, steps: int, ranks: int, **env: str) -> tuple[str, str]:
-    """Return what each rank says at the end without a loss, and the output of the job."""
-    finished, _, done = train(wrapper, steps, ranks, 1, **env)
-    assert len(done) == ranks and len(set(done)) == 1, finished.output
+def undisturbed(
+    wrapper: str, steps: int, ranks: int, spares: int = 0, python: str = sys.executable, **env: str
+) -> tuple[str, str]:
+    """Return what each rank says at the end without a loss, and the output of the job.
+
+    Without spares nothing would survive one: a spare takes as long as a rank to come.
+    """
+    finished, _, done = train(wrapper, steps, ranks, spares, survive=False, python=python, **env)
+    assert finished.status == 0 and len(done) == ranks and len(set(done)) == 1, finished.output
     return done[0], finished.output
 
 
 def at_each_line(wrapper: str, stride: int) -> int:
     """Have three losses a job, each at another line of a step; return how many jobs were bad."""
     ranks, steps = RANKS.get(wrapper, 3), 10 * (RANKS.get(wrapper, 3) + 2)
-    expected, output = undisturbed(wrapper, steps, ranks, KILL="9:line:1")
+    expected, output = undisturbed(wrapper, steps, ranks, 1, KILL="9:line:1")
     most = max(int(count) for count in re.findall(r"^lines (\d+)$", output, re.MULTILINE))
     bad, begun = 0, time.monotonic()
     for number in range(1, most + 1, stride):
@@ -145,11 +151,11 @@ def at_each_line(wrapper: str, stride: int) -> int:
     return bad
 
 
-def chaos(wrapper: str, losses: int, seed: int) -> None:
+def chaos(wrapper: str, losses: int, seed: int, expected: str = "") -> None:
     """Have as many losses, in jobs of up to eight, and print a line for each job."""
     ranks, steps = RANKS.get(wrapper, 3), STEPS.get(wrapper, 800)
     random.seed(seed)
-    expected, _ = undisturbed(wrapper, steps, ranks)
+    expected = expected or undisturbed(wrapper, steps, ranks)[0]
     survived, jobs, begun, took = 0, 0, time.monotonic(), [0.0]
     while survived < losses:
         more = min(8, losses - survived)

@@ -5,7 +5,8 @@ file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of
 comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
 job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
 mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
-printed as "lines COUNT".
+printed as "lines COUNT".  With MORE a later start of the job ends as many steps behind its first
+one: so the first start can go on until the test has lost a node, however long that takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import types
 import zlib
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ START = os.environ.get("MPIDIST_RESTART", "0")
 FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
 KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
 HOW = os.environ.get("HOW", "kill")
+MORE = int(os.environ.get("MORE", "0"))
 # For the next start every step is copied, so that tests know the one that it begins with.
 EACH = os.environ.get("MPIDIST_VAULTS") and not os.environ.get("SPACED")
 State = partial(md.State, copies=True) if EACH else md.State
@@ -72,10 +75,13 @@ def _line(frame, event, _):
 
 
 def commit(state, **values) -> None:
+    global STEPS, MORE
     at("stepped")
     at(f"at{state.step}")
     state.commit(**values)
     at("committed")
+    if MORE and START != "0":
+        STEPS, MORE = state.step + MORE, 0
     say(f"step {state.step}")
     if "line" in (point for _, point, *_ in KILLS) and state.step == 10 * (WORLD + 1):
         sys.settrace(_line)
@@ -296,8 +302,21 @@ def pipeline_training():
     train(State(rng=rng))
 
 
+def leave_out_compiler():
+    """Let optimizers import no compiler, with which they decorate their methods and nothing else.
+
+    It takes as long as PyTorch itself, in each of the ranks that tests start and kill.
+    """
+    compiler = types.ModuleType("torch._dynamo")
+    compiler.disable = lambda function, recursive=True, wrapping=True: function
+    compiler.graph_break = lambda: None
+    sys.modules["torch._dynamo"] = compiler
+
+
 def torch_training(wrapper):
     """PyTorch: dropout, BatchNorm, a scheduler, a loader; md.DDP, the stock DDP, or ZeRO."""
+    if wrapper != "torch" and DEVICE == "cpu":  # the stock DDP asks it more
+        leave_out_compiler()
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader, TensorDataset
