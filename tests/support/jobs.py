@@ -72,12 +72,13 @@ def job(
 def no_memory_left_behind() -> Iterator[None]:
     """Whatever a job within has made in /dev/shm must go; of another job, some may come and go.
 
-    But its flight records, which are there for after the crash.
+    But its flight records, which are there for after the crash, and the folders for new starts, of
+    which no job here has one: a job beside may keep its own for minutes.
     """
 
     def named():
         found = {path.name for path in Path("/dev/shm").glob("mpidist-*")}
-        return {name for name in found if not name.startswith("mpidist-flight-")}
+        return {x for x in found if not x.startswith(("mpidist-flight-", "mpidist-vaults-"))}
 
     before = named()
     yield
