@@ -1,6 +1,7 @@
 """Bad input under MPI: a clear error, no hang, and the next call is right."""
 
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -59,22 +60,24 @@ def test_arrays_of_different_length(python, algorithm):
 
 ON_ONE_RANK = """import os, sys
 from mpi4py import MPI
-rank, name, text = MPI.COMM_WORLD.Get_rank(), *sys.argv[1:]
-if rank == 1:
-    os.environ[name] = text
-import mpidist
-try:
-    comm = mpidist.init(timeout=30)
-    print(f"<{rank}: {comm.debug} {comm.allreduce(1)}>", flush=True)
-except mpidist.ConfigError as error:
-    print(f"<{rank}: {error}>", flush=True)
+rank = MPI.COMM_WORLD.Get_rank()
+for name, text in zip(sys.argv[1::2], sys.argv[2::2]):
+    if rank == 1:
+        os.environ[name] = text
+    import mpidist
+    try:
+        comm = mpidist.init(timeout=30)
+        print(f"<{rank}: {comm.debug} {comm.allreduce(1)}>", flush=True)
+    except mpidist.ConfigError as error:
+        print(f"<{rank}: {error}>", flush=True)
+    os.environ.pop(name, "")
 """
 
 
-def set_on_one_rank(python, folder, name, text):
-    """The output of a job in which only rank 1 has a variable of the environment."""
+def set_on_one_rank(python, folder, *names_and_texts):
+    """The output of a job in which only rank 1 has variables of the environment, in turn."""
     (folder / "one.py").write_text(ON_ONE_RANK)
-    words = processes.mpiexec(3, str(folder / "one.py"), name, text, python=python)
+    words = processes.mpiexec(3, str(folder / "one.py"), *names_and_texts, python=python)
     done = processes.run(words, LIMIT)
     assert done.status == 0, done.output
     return done.output
@@ -96,24 +99,22 @@ def test_debug_on_one_rank(python, tmp_path):
 
 @pytest.mark.long
 @each_mpi
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("MPIDIST_RANKS_PER_NODE", "x"),
-        ("MPIDIST_DEBUG", "nan"),
-        ("MPIDIST_TIMEOUT", "soon"),
-        ("MPIDIST_CALIBRATE", "x"),
-        ("MPIDIST_STREAM_BYTES", "x"),
-        ("MPIDIST_GPU", "x"),
-        ("MPIDIST_LOG", "x"),
-        ("MPIDIST_LOG_RANKS", "\N{SUPERSCRIPT TWO}"),
-    ],
-)
-def test_a_variable_that_is_wrong_on_one_rank(python, tmp_path, name, text):
-    """Every rank raises it, instead of waiting for the rank that did."""
-    said = set_on_one_rank(python, tmp_path, name, text)
-    expected = f": rank 1: {name}={text!r}: expected "
-    assert [said.count(f"<{rank}{expected}") for rank in range(3)] == [1, 1, 1], said
+def test_a_variable_that_is_wrong_on_one_rank(python, tmp_path):
+    """Every rank raises it, instead of waiting for the rank that did; and `init` again."""
+    wrong = {
+        "MPIDIST_RANKS_PER_NODE": "x",
+        "MPIDIST_DEBUG": "nan",
+        "MPIDIST_TIMEOUT": "soon",
+        "MPIDIST_CALIBRATE": "x",
+        "MPIDIST_STREAM_BYTES": "x",
+        "MPIDIST_GPU": "x",
+        "MPIDIST_LOG": "x",
+        "MPIDIST_LOG_RANKS": "\N{SUPERSCRIPT TWO}",
+    }
+    said = set_on_one_rank(python, tmp_path, *(word for pair in wrong.items() for word in pair))
+    for name, text in wrong.items():
+        expected = f": rank 1: {name}={text!r}: expected "
+        assert [said.count(f"<{rank}{expected}") for rank in range(3)] == [1, 1, 1], (name, said)
 
 
 ARGUMENT_ON_ONE_RANK = """from mpi4py import MPI
@@ -182,20 +183,21 @@ def test_an_operation_that_is_no_function():
 
 @pytest.mark.long
 @each_mpi
-@pytest.mark.parametrize("form", ["blocking", "bound", "background"])
 @pytest.mark.parametrize("algorithm", ["native", "ring", "linear"])
-def test_unlike_calls_on_different_nodes(python, algorithm, form):
-    finished = job(python, 2, "unlike", algorithm, form, MPIDIST_RANKS_PER_NODE="1")
+def test_unlike_calls_on_different_nodes(python, algorithm):
+    forms = ("blocking", "bound", "background")
+    finished = job(python, 2, "unlike", algorithm, *forms, MPIDIST_RANKS_PER_NODE="1")
     assert said(finished, "usable") == [0, 1] and finished.status == 0, finished.output
-    for text in ("op=max: rank ", "int64: rank ", "root=1: rank ", "allgather: rank ", " 9 x: "):
-        assert said(finished, text) == [0, 1], text
+    calls = ("op=max: rank ", "int64: rank ", "root=1: rank ", "allgather: rank ", " 9 x: ")
+    for form, text in product(forms, calls):
+        assert said(finished, f"{form} {text}") == [0, 1], (form, text)
 
 
 @pytest.mark.long
 @each_mpi
-@pytest.mark.parametrize("form", ["blocking", "background"])
-def test_mismatch_between_nodes(python, form):
-    finished = job(python, 3, "unlike", "ring", form, MPIDIST_RANKS_PER_NODE="2")
+def test_mismatch_between_nodes(python):
+    forms = ("blocking", "background")
+    finished = job(python, 3, "unlike", "ring", *forms, MPIDIST_RANKS_PER_NODE="2")
     assert said(finished, "usable") == [0, 1, 2] and finished.status == 0, finished.output
 
 

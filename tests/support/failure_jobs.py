@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -251,7 +252,7 @@ def lengths(algorithm):
     stay(range(comm.size))
 
 
-def unlike(algorithm, form):
+def unlike(algorithm, *forms):
     """Between nodes too, no call takes the data of another: every rank hears what is called where.
 
     A rank that only sends may hear of it in its next call.
@@ -276,10 +277,10 @@ def unlike(algorithm, form):
         "shape=": lambda f: f("allreduce")(matrix(r == 1), "max", matrix(r == 1), algorithm),
         "by r": lambda f: f("allreduce")(x, algorithm=other if r == 1 else algorithm),
     }
-    for name, case in cases.items():
+    for form, (name, case) in product(forms, cases.items()):
         made = comm.split(0)
 
-        def call(case=case, made=made):
+        def call(case=case, made=made, form=form):
             for _ in range(3 if form == "bound" else 0):
                 assert (made.allreduce(x, out=x, op="max", algorithm=algorithm) > 0).all()
                 made.allreduce(matrix(False), "max", matrix(False), algorithm)
@@ -287,7 +288,7 @@ def unlike(algorithm, form):
             made.allreduce(np.ones(5), algorithm=algorithm)
 
         error = expect(mpidist.CollectiveMismatch, call, f"rank {r}:", *[name] * named)
-        say(comm, f"{name}: {error}")
+        say(comm, f"{form} {name}: {error}")
         if algorithm == "native" and form != "background" and name != "by r":
             assert made.broken is None and made.allreduce(1) == comm.size  # nothing was sent
         else:
