@@ -19,7 +19,7 @@ import numpy as np
 
 from ..calls.call import Call
 from ..operations import find_op
-from ..schedule.model import Curve, Messages
+from ..schedule.model import Curve, Messages, rising
 from ..schedule.registry import Algorithm, Choice
 from ..schedule.rounds import Recv, Reduce, Round, Send, parallel
 
@@ -105,13 +105,15 @@ def calls_of(rank: int, size: int, sizes: Sequence[int]) -> dict[Key, Call]:
 def fit(seconds: Mapping[Key, float], front: float) -> Messages:
     """Return the model of messages that the times of probes make.
 
-    `front` are the seconds of a user's call before and after the run of what it is bound to.
+    Other times in `seconds` do not matter.  `front` are the seconds of a user's call before and
+    after the run of what it is bound to.
     """
-    sizes = sorted({nbytes for _, nbytes in seconds})
+    sizes = sorted({nbytes for name, nbytes in seconds if name in _PROBES})
     small = sizes[0]
 
     def of(name: str) -> np.ndarray:
-        return np.array([seconds[name, nbytes] for nbytes in sizes])
+        # An outlier would be in every difference with the probe.
+        return np.array(rising([seconds[name, nbytes] for nbytes in sizes]))
 
     def curve(values: np.ndarray) -> Curve:
         return Curve.through(sizes, values.tolist())
