@@ -68,6 +68,9 @@ def typed(value: Any, form: Any, path: str = "") -> Any:
     if kind is Any:
         return value
     if kind in (Union, UnionType):
+        filled = [part for part in parts if part is not NoneType]
+        if isinstance(value, dict) and len(filled) == 1:
+            return typed(value, filled[0], path)  # an error names the field within
         for part in parts:
             try:
                 return typed(value, part, path)

@@ -32,7 +32,7 @@ from .machine import make_header
 from .race import no_garbage_collection
 from .results import Results, Row
 
-MEMORY = "shared memory"
+MEMORY, BY_NAME = "shared memory", "schedules in shared memory"
 LEAST, MOST = 12, 1000  # passes
 NOISY = 0.15  # noise from which errors say little of the model
 
@@ -45,7 +45,7 @@ class Cell:
     case: Case
     work: Workload
     call: Callable[[], Any]
-    kind: str  # by which errors are summed up: messages, shared memory or native
+    kind: str  # by which errors are summed up: one of those below
 
 
 def predict(
@@ -93,12 +93,11 @@ def _cells(
                     symmetric, schedule = one.executor == SYMMETRIC, one.choice is not None
                     if not one.can or (memory != PRIVATE) != symmetric:
                         continue
-                    measured = (one.name, collective) in full.kernels
-                    if schedule and one.executor != MESSAGES and not measured:
-                        continue  # by its executor's name
+                    by_name = schedule and (one.name, collective) not in full.kernels
                     case = work.case(nbytes)
                     row = Row(collective, one.name, comm.size, 0.0, bytes=nbytes, memory=memory)
-                    kind = {MESSAGES: MESSAGES, NATIVE: NATIVE}.get(one.executor, MEMORY)
+                    other = BY_NAME if by_name else MEMORY
+                    kind = {MESSAGES: MESSAGES, NATIVE: NATIVE}.get(one.executor, other)
                     cells.append(Cell(row, case, work, ours(comm, case, one.name), kind))
     return cells
 
@@ -145,7 +144,7 @@ def _turn(cell: Cell) -> Turn:
 
 def _summaries(cells: Sequence[Cell]) -> list[str]:
     lines = []
-    for kind in (MESSAGES, MEMORY, NATIVE):
+    for kind in (MESSAGES, MEMORY, BY_NAME, NATIVE):
         rows = [cell.row.figures for cell in cells if cell.kind == kind]
         errors = [abs(figures["error"]) for figures in rows if "error" in figures]
         if errors:

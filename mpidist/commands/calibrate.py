@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -74,6 +75,8 @@ def calibrate_command(output: str | None, budget: float, force: bool) -> None:
         (new if old is None else old.merged(new)).save(output)
     console = make_console()
     show(console, _curves(console, found))
+    if found.mapped is not None:
+        show(console, _memories(console, found))
     call, further = found.messages.call, found.messages.further
     console.print(
         f"{found.library}, {counted(comm.size, 'rank')}: {1e6 * call:.3g} µs for a call beside its "
@@ -97,8 +100,29 @@ def _curves(console: Console, found: Calibration) -> Table:
         "combine\napart": known.combine_apart,
         "copy": known.copy,
     }
+    return _table(console, known.one_way.sizes, curves)
+
+
+def _memories(console: Console, found: Calibration) -> Table:
+    """Return the table of the curves of memory that the ranks share, as that of messages."""
+    curves: dict[str, Curve] = {}
+    assert found.mapped is not None
+    for name, known in (
+        ("symmetric", found.mapped),
+        ("slots", found.slots),
+        ("published", found.published),
+    ):
+        if known is not None:
+            curves[f"{name}\nread"], curves[f"{name}\ncombine"] = known.read, known.fold
+            if name != "published":
+                curves[f"{name}\nstore"] = known.store
+    return _table(console, found.mapped.read.sizes, curves)
+
+
+def _table(console: Console, sizes: Iterable[int], curves: dict[str, Curve]) -> Table:
+    """Return a line for each size, and a column for each curve."""
     table = make_table(console, "bytes", *map(Column.numbers, (f"{n}\nµs" for n in curves)))
-    for nbytes in known.one_way.sizes:
+    for nbytes in sizes:
         times = [significant(1e6 * curve.at(nbytes), 3) for curve in curves.values()]
         table.add_row(format_size(nbytes), *times)
     return table

@@ -304,12 +304,13 @@ def _constants(known: Calibration | None) -> str:
     if known.far is not None:
         more = f", between nodes {known.far.alpha * 1e6:.3g} µs, {_rate(known.far.beta)}"
     if known.mapped is not None:
-        near = known.mapped
+        near, long = known.mapped, 1 << 20
         more += (
             f"; shared memory: {near.meeting * 1e6:.3g} µs for each rank in a meeting, "
-            f"reads {_rate(near.read)}, stores {_rate(near.store)}, "
-            f"beyond the caches {_rate(near.beyond)}"
+            f"reads {_rate(near.read.at(long) / long)}, stores {_rate(near.store.at(long) / long)}"
         )
+        if near.beyond is not None:
+            more += f", beyond the caches {_rate(near.beyond.read.at(long) / long)}"
     if known.ranks_per_node:
         return f" ± {100 * known.noise:.0f} %: {_curves(known.messages)}{more}"
     line, combine = known.messages.one_way, known.messages.combine

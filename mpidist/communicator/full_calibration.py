@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..calls.call import Call
+from ..engine.memory_probes import NAMES
+from ..engine.memory_probes import SIZES as SHARED_SIZES
+from ..engine.memory_probes import fit as fit_memory
 from ..engine.probes import SIZES, fit
 from ..engine.repeated import with_own_arrays
 from ..errors import Unsupported
@@ -29,7 +32,7 @@ from ..selection.names import SINGLE_COPY, SYMMETRIC
 from ..selection.tuning import PRIVATE
 from .communicator import Communicator
 from .explain import example_call
-from .layers import calibrate, learn, probes
+from .layers import calibrate, learn, memory_probes, probes
 
 KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of the calls of which each executor is measured."""
@@ -102,8 +105,12 @@ class FullCalibration:
         small = calls[_BOUND]
         runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
         calls[_PUBLIC] = small
+        shared, shared_runs = memory_probes(comm)
+        self._memories = {name.partition(" ")[0] for name, _ in shared}
+        calls, runs = calls | shared, runs | shared_runs
         # The overheads are small differences of short times, of which there are so many more.
-        self._keys = [key for key in runs for _ in range(_SHORT if key[1] == SIZES[0] else 1)]
+        short = SIZES[0], SHARED_SIZES[0]
+        self._keys = [key for key in runs for _ in range(_SHORT if key[1] in short else 1)]
         self.turns: list[Turn] = [(_writing(calls[key]), runs[key]) for key in self._keys]
         self.turns += [turn for _, _, turn in self._kernels]
 
@@ -112,19 +119,22 @@ class FullCalibration:
 
         The result is the same on all ranks.
         """
-        count, columns = len(self._keys), {}  # type: int, dict[tuple[str, int], list[np.ndarray]]
+        comm, count = self._comm, len(self._keys)
+        columns: dict[tuple[str, int], list[np.ndarray]] = {}
         for key, column in zip(self._keys, times.T):
             columns.setdefault(key, []).append(column)
         known = {key: float(tenth(np.concatenate(of))) for key, of in columns.items()}
         front = max(known.pop(_PUBLIC) - known.pop(_BOUND), 0.0)
         messages = fit(known, front)
+        shared = {name: fit_memory(name, known, comm.size, front) for name in self._memories}
         points: dict[tuple[str, str], dict[int, float]] = {}
         for (name, call, _), time in zip(self._kernels, tenth(times[:, count:]).tolist()):
             points.setdefault((name, call.collective), {})[call.nbytes] = time
         curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
         noise = deviation(times[:, :count])
-        comm = self._comm
         found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
+        mapped, slots, published = map(shared.get, NAMES)
+        found = replace(found, mapped=mapped, slots=slots, published=published)
         ranks_per_node = tuple(map(len, comm.topology.groups))
         found = replace(found, library=comm.backend.library, ranks_per_node=ranks_per_node)
         learn(comm, found)

@@ -90,6 +90,17 @@ def probes(
         return comm._service.probes(public)
 
 
+def memory_probes(
+    comm: Communicator,
+) -> tuple[dict[Any, Call], dict[Any, Callable[[], None]]]:
+    """Return the calls that probe the memory of a node, and functions that run them; collective.
+
+    None where the communicator's ranks share no memory.
+    """
+    with comm._door:
+        return comm._service.memory_probes()
+
+
 def round_trip(comm: Communicator) -> float | None:
     """Return the seconds of a cache line's way from rank 0 to rank 1 and back; collective.
 

@@ -318,11 +318,11 @@ def _of_memory(
     # The ranks' medians: one that was interrupted must not speak for all.
     each, read, stored, folded, beyond, *rest = map(median, zip(*heap.everyone(figures)))
     cache = min(heap.everyone(_cache_bytes(heap.size)))
-    mapped = Sharing(each, read, stored, max(folded - read, 0.0), beyond, cache)
+    mapped = Sharing.straight(each, read, stored, max(folded - read, 0.0), beyond, cache)
     if not rest:
         return mapped, None
     fetched, beyond, access = rest
-    return mapped, Sharing(each, fetched, fetched, gamma, beyond, cache, access)
+    return mapped, Sharing.straight(each, fetched, fetched, gamma, beyond, cache, access)
 
 
 def _meeting(backend: Backend, heap: Heap, deadline: float | None) -> Action:

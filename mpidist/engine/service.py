@@ -24,6 +24,7 @@ from ..shared_memory.heap import Heap
 from ..shared_memory.host import Host
 from ..topology import RANKS_PER_NODE, Topology
 from ..trace import Served
+from . import memory_probes
 from .background import Background
 from .calibration import LineTrips, calibrate_shortly
 from .executors import EXECUTORS, MessagesExecutor, NativeExecutor
@@ -123,6 +124,39 @@ class Service:
             bound = repeated(self.sequencer, call, executor, chosen, operation)
             assert bound.run is not None
             runs[key] = bound.run
+        return calls, runs
+
+    def memory_probes(self) -> tuple[dict[Key, Call], dict[Key, Callable[[], None]]]:
+        """Return the calls of probes of memory, and functions as those of `probes`; collective.
+
+        There are none where not all ranks share memory, or they cannot.
+        """
+        calls: dict[Key, Call] = {}
+        runs: dict[Key, Callable[[], None]] = {}
+        heap, sequencer = self.heap, self.sequencer
+        if heap is None or self.apart is not None:
+            return calls, runs
+        dtype = np.dtype(np.uint8)
+        for memory in memory_probes.NAMES:
+            purpose = f"probes of {memory} memory, to calibrate"
+            executor = next(e for e in self.executors if e.memory == memory and not e.on_device)
+            if not executor.ready:
+                sequencer.set_up(purpose, executor.make_ready)
+            empty = heap.empty if memory == "mapped" else np.empty
+            made = partial(memory_probes.calls_of, memory, self.backend.rank, self.backend.size)
+            try:
+                found = sequencer.set_up(purpose, partial(made, partial(empty, dtype=dtype)))
+            except MemoryError:  # on all ranks
+                continue
+            choices = {key: memory_probes.choice_of(key[0]) for key in found}
+            if any(executor.why_not(found[key], choices[key], False) for key in found):
+                continue  # it could not be made ready, on all ranks
+            for key, call in found.items():
+                chosen = Candidate(choices[key].name, choices[key], "it is a probe")
+                operation = self.describe(call, executor, chosen)
+                bound = repeated(sequencer, call, executor, chosen, operation)
+                assert bound.run is not None
+                calls[key], runs[key] = call, bound.run
         return calls, runs
 
     def round_trip(self) -> float | None:

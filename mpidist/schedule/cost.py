@@ -10,9 +10,9 @@ Ranks that share memory (see :class:`Sharing`) pay for their meetings, and for t
 read and store in each other's memory::
 
     Meet    meeting for each rank awaited, once the last of them has come
-    Get     access + n * read                 Put    access + n * store
-    Fold    access + n * read for each other rank, n * combine for each combination
-    Copy    n * store into a buffer such as a slot, where others read; else nothing
+    Get     read of n bytes                   Put    store of n bytes
+    Fold    fold of n bytes for each combination, read if there are more ranks to read from
+    Copy    store of n bytes into a buffer such as a slot, where others read; else copy
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..errors import InvalidArgument, Unsupported
 from .clocks import Rates, seconds_of
 from .exchange import Posted
 from .machine import Machine, Proof
-from .model import Messages
+from .model import Curve, Messages
 from .prove import prepare, resolved
 from .ranks import Unfit
 from .registry import Algorithm, Choice, Groups
@@ -86,32 +86,61 @@ class Sharing:
     ----------
     meeting : float
         Seconds of a meeting, for each rank awaited.
-    read, store : float
-        Seconds per byte read in the memory of a rank that has just written it, and per byte stored
-        there, while the data stay in the caches.
-    combine : float
-        Seconds per byte combined, besides its reading.
-    beyond : float
-        Seconds per byte of either, if the data exceed the caches.
+    read, store : Curve
+        Seconds of reading bytes in the memory of a rank that has just written them, and of storing
+        bytes there, or into a buffer such as a slot, where others read.
+    fold : Curve
+        Seconds of reading bytes there, and combining as many with them.
+    copy : Curve
+        Seconds of copying bytes in a rank's own memory.
+    call : float or None
+        Seconds of a call beside its rounds; None for those of :class:`~.model.Messages`.
+    beyond : Sharing or None
+        What holds in place of this, if the data of a collective exceed the caches; None for curves
+        that tell it themselves.
     cache : int
-        Bytes of the data of a collective up to which they stay in the caches.
-    access : float
-        Seconds of each access: of a system call where memory is not mapped.
+        Bytes of the data up to which they stay in the caches, if there is a `beyond`.
     """
 
     meeting: float
-    read: float
-    store: float
-    combine: float
-    beyond: float
-    cache: int
-    access: float = 0.0
+    read: Curve
+    store: Curve
+    fold: Curve
+    copy: Curve
+    call: float | None = None
+    beyond: Sharing | None = None
+    cache: int = 0
 
-    def rates(self, nbytes: int) -> Sharing:
-        """Return the rates for data of `nbytes`: `beyond` is in `read` and `store` if it counts."""
-        if nbytes <= self.cache:
-            return self
-        return replace(self, read=self.beyond, store=self.beyond)
+    @classmethod
+    def straight(
+        cls,
+        meeting: float,
+        read: float,
+        store: float,
+        combine: float,
+        beyond: float,
+        cache: int,
+        access: float = 0.0,
+    ) -> Sharing:
+        """Return the model of constants, by which copies in a rank's own memory cost nothing.
+
+        Each access takes `access` (that of a system call where memory is not mapped), and `read` or
+        `store` for each byte, both `beyond` if the data exceed `cache` bytes; to combine a byte
+        takes `combine` besides.
+        """
+
+        def of(read: float, store: float, beyond: Sharing | None) -> Sharing:
+            reads, stores, folds = (
+                Curve.line(access, slope) for slope in (read, store, read + combine)
+            )
+            free = Curve.line(0.0, 0.0)
+            return cls(meeting, reads, stores, folds, free, None, beyond, cache)
+
+        return of(read, store, of(beyond, beyond, None))
+
+    def for_data(self, nbytes: int) -> Sharing:
+        """Return what holds for data of `nbytes`."""
+        return self if self.beyond is None or nbytes <= self.cache else self.beyond
 
 
 @dataclass(frozen=True)
@@ -182,7 +211,10 @@ class TimedMachine(Machine):
         self.bytes_between = [0] * len(groups)
         self.bytes_read, self.bytes_stored = [0] * self.size, [0] * self.size
         proof = self.run()
-        seconds = self.messages.call + max(self.now, self.ends)
+        call = self.messages.call
+        if self.shared is not None and sharing.call is not None:
+            call = sharing.call
+        seconds = call + max(self.now, self.ends)
         strand, both = self.messages.strand, zip(self.opened, self.bytes_sent)
         seconds += max(n and n * strand.at(nbytes / n) for n, nbytes in both)
         sent, between = tuple(self.bytes_sent), tuple(self.bytes_between)
@@ -304,22 +336,23 @@ class TimedMachine(Machine):
                 others = [peer for peer in peers if peer != rank]
                 nbytes = self._held(others[0], step.source, step.blocks) if others else 0
                 self.bytes_read[rank] += len(others) * nbytes
-                seconds += len(others) * (sharing.access + nbytes * sharing.read)
-                seconds += (len(peers) - 1) * nbytes * sharing.combine
+                folds = min(len(peers) - 1, len(others))  # the first operand is only read, or here
+                seconds += folds * sharing.fold.at(nbytes)
+                seconds += (len(others) - folds) * sharing.read.at(nbytes)
             elif isinstance(step, Get):
                 nbytes = self._held(step.peer, step.source, step.blocks)
                 self.bytes_read[rank] += nbytes
-                seconds += sharing.access + nbytes * sharing.read
+                seconds += sharing.read.at(nbytes)
             elif isinstance(step, Put):
                 nbytes = self._held(rank, step.source, step.blocks)
                 self.bytes_stored[rank] += nbytes
-                seconds += sharing.access + nbytes * sharing.store
+                seconds += sharing.store.at(nbytes)
             elif isinstance(step, Copy):
                 nbytes = self._held(rank, step.source, step.source_blocks)
+                curve = self.messages.copy if self.shared is None else sharing.copy
                 if step.target not in BUFFERS:
-                    seconds += nbytes * sharing.store
-                elif nbytes and self.shared is None:
-                    seconds += self.messages.copy.at(nbytes)
+                    curve = sharing.store
+                seconds += curve.at(nbytes) if nbytes else 0.0
         return seconds
 
     def _held(self, rank: int, buffer: str, spec: Blocks) -> int:
@@ -431,7 +464,7 @@ def cost(
         segments=segments,
         window=window,
         link=link,
-        sharing=sharing or Sharing(alpha, beta, beta, gamma, beta, nbytes),
+        sharing=sharing or Sharing.straight(alpha, beta, beta, gamma, beta, nbytes),
     )
 
 
@@ -547,6 +580,6 @@ def timed(
         for block in blocks(nbytes, max(machine.count // segments, 1))
         for piece in blocks(block.stop - block.start, segments)
     ]
-    near = sharing or Sharing(0.0, 0.0, 0.0, 0.0, 0.0, nbytes)
+    near = sharing or Sharing.straight(0.0, 0.0, 0.0, 0.0, 0.0, nbytes)
     where = groups or (tuple(range(size)),)
-    return machine.cost(pieces, messages, where, link, near.rates(nbytes), in_place)
+    return machine.cost(pieces, messages, where, link, near.for_data(nbytes), in_place)

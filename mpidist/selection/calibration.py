@@ -23,7 +23,8 @@ class Calibration:
 
     messages: Messages  # inside a node: measured curves, or straight lines
     far: Link | None = None  # between nodes, if that was measured separately
-    mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays and slots
+    mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays
+    slots: Sharing | None = None  # parts of it into which ranks copy; like `mapped` if None
     published: Sharing | None = None  # memory of other processes, which system calls read
     kernels: tuple[tuple[str, str, Curve], ...] = ()
     noise: float = 0.0  # median deviation of the measured times of `messages`, over their median
@@ -43,8 +44,10 @@ class Calibration:
         return next(found, None)
 
     def sharing(self, memory: str) -> Sharing | None:
-        """Return the constants of a memory of a node, by its name in schedules."""
-        return self.published if memory == "published" else self.mapped
+        """Return the times of a memory of a node, by its name in schedules."""
+        if memory == "published":
+            return self.published
+        return self.slots or self.mapped if memory == "slots" else self.mapped
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Calibration:

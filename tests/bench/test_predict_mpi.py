@@ -19,9 +19,10 @@ def test_predict_has_a_prediction_for_each_way_to_serve_a_call(comm):
     rows = {(row.work, row.candidate, row.memory, row.bytes): row for row in found.rows}
     for nbytes in (8, 1 << 16):
         names = {(work, name, memory) for work, name, memory, n in rows if n == nbytes}
-        for name in ("ring", "recursive_doubling", "native", "staged"):
+        for name in ("ring", "recursive_doubling", "native", "staged", "slots"):
             assert ("allreduce", name, "private") in names
-        assert ("allreduce", "symmetric", "symmetric") in names
+        for name in ("symmetric", "in_place"):
+            assert ("allreduce", name, "symmetric") in names
         assert ("scatter", "binomial", "private") in names
     able = [one.name for one in tuned.explain("scatter", 8)[1] if one.can]
     assert (("scatter", "published", "private", 8) in rows) == ("published" in able)
@@ -30,7 +31,8 @@ def test_predict_has_a_prediction_for_each_way_to_serve_a_call(comm):
         assert predicted > 0 and row.time_us > 0
         assert error == pytest.approx(predicted / row.time_us - 1)
     kinds = [note.partition(":")[0] for note in found.notes]
-    assert kinds == ["messages", "shared memory", "native", "choices", "noise"]
+    shared = ["shared memory", "schedules in shared memory"]
+    assert kinds == ["messages", *shared, "native", "choices", "noise"]
     again = Results.from_json(found.to_json())
     assert [row.figures for row in again.rows] == [row.figures for row in found.rows]
     assert comm.allgather_object([row.time_us for row in found.rows]) == (

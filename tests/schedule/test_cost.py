@@ -168,7 +168,7 @@ def test_bad_input(wrong):
 # -- shared memory ---------------------------------------------------------------------------------
 
 M, R, S, D, X = 4e-7, 2e-11, 1e-11, 7e-12, 3e-6  # meeting, read, store, combine, access
-NEAR = Sharing(meeting=M, read=R, store=S, combine=D, beyond=6e-11, cache=N, access=X)
+NEAR = Sharing.straight(meeting=M, read=R, store=S, combine=D, beyond=6e-11, cache=N, access=X)
 
 
 def others(p, n):
@@ -186,11 +186,11 @@ SHARED = [
     ),
     (
         ("allreduce", "slots"),
-        lambda p, n: 2 * (p - 1) * (M + X) + others(p, n) * (2 * R + D + S) + n / p * S,
+        lambda p, n: 2 * (p - 1) * (M + X) + 2 * X + others(p, n) * (2 * R + D + S) + n / p * S,
     ),
     (("reduce_scatter", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * (R + D)),
     (("allgather", "in_place"), lambda p, n: (p - 1) * (2 * M + X) + others(p, n) * S),
-    (("allgather", "slots"), lambda p, n: (p - 1) * (M + X) + n / p * S + others(p, n) * R),
+    (("allgather", "slots"), lambda p, n: (p - 1) * (M + X) + X + n / p * S + others(p, n) * R),
     (("broadcast", "published"), lambda p, n: 2 * (p - 1) * M + (p > 1) * (X + n * R)),
     # The root stores a block in the memory of each of the others, which read all but this one.
     (
@@ -251,6 +251,24 @@ def test_documented_bytes_in_the_memory_of_others(algorithm):
     assert (max(found.read), max(found.stored)) == (1000 * read, 1000 * stored), told
 
 
+def test_measured_memory_has_its_own_call_and_copies():
+    """An allgather stores a block elsewhere, and copies its own; a call is not one of messages."""
+    line = Curve.line
+    near = Sharing(M, line(0.0, R), line(0.0, S), line(0.0, D), line(0.0, 1e-9), call=7e-6)
+    messages = Messages.straight(A, B, C)
+    found = timed("allgather", "in_place", 2, N, replace(messages, call=1.0), sharing=near)
+    assert found.seconds == pytest.approx(7e-6 + 2 * M + N / 2 * (S + 1e-9))
+    free = timed("allgather", "in_place", 2, N, replace(messages, call=1.0), sharing=NEAR)
+    assert free.seconds == pytest.approx(1.0 + 2 * M + X + N / 2 * S)
+
+
+def test_ranks_that_combine_only_others_read_the_first_of_them():
+    """The last of three combines two others: one is read, one is folded into it."""
+    near = replace(NEAR, fold=Curve.line(0.0, 1.0), read=Curve.line(0.0, 10.0))
+    found = timed("exscan", "slots", 3, N, Messages.straight(A, B, C), sharing=near)
+    assert found.seconds == pytest.approx(11.0 * N)
+
+
 def test_beyond_the_caches():
     """Twice the bytes take six times as long to store, and the meetings as long as before."""
     within = seconds("allgather", "in_place", 4, N, sharing=NEAR) - 6 * M - 3 * X
@@ -260,7 +278,11 @@ def test_beyond_the_caches():
 
 def test_pieces_overlap_in_the_halves_of_a_slot():
     """The root writes a piece while the others read the one before: n S and the first piece."""
-    rates = {"alpha": 1.0, "beta": 1.0, "sharing": Sharing(0.0, 1.0, 1.0, 0.0, 1.0, 1 << 30)}
+    rates = {
+        "alpha": 1.0,
+        "beta": 1.0,
+        "sharing": Sharing.straight(0.0, 1.0, 1.0, 0.0, 1.0, 1 << 30),
+    }
     whole, cut = (cost("broadcast", "slots", 3, 8000, segments=k, **rates).seconds for k in (1, 8))
     assert whole == 16_000 and cut == 9000
 
@@ -270,7 +292,10 @@ def test_messages_between_nodes_and_memory_inside():
     groups, n = ((0, 1), (2, 3)), 4000
     link = Link(alpha=0.0, beta=1.0)
     rates = {"alpha": 0.0, "beta": 1e-6, "groups": groups, "link": link}
-    free, dear = Sharing(0.0, 0.0, 0.0, 0.0, 0.0, n), Sharing(0.0, 1.0, 1.0, 0.0, 1.0, n)
+    free, dear = (
+        Sharing.straight(0.0, 0.0, 0.0, 0.0, 0.0, n),
+        Sharing.straight(0.0, 1.0, 1.0, 0.0, 1.0, n),
+    )
     name = "hierarchical/published/ring"
     fast = cost("allreduce", name, 4, n, **rates, sharing=free)
     assert fast.between == (n, n) and fast.seconds == pytest.approx(n)

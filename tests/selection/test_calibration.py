@@ -12,10 +12,11 @@ from mpidist.selection.calibration import Calibration
 from mpidist.selection.tuning import TuningTable
 from tests.support.choices import KNOWN, full, table
 
-NEAR = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+NEAR = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
 EVERYTHING = replace(
     full({("native", "allreduce"): 1e-6}, (2, 2)),
     far=Link(1e-4, 8e-9),
+    slots=replace(NEAR, call=2e-6, beyond=None, cache=0),
     published=NEAR,
     noise=0.125,
 )
@@ -35,7 +36,9 @@ def test_a_kernel_is_found_by_executor_and_collective():
 
 def test_a_memory_has_its_own_constants():
     assert EVERYTHING.sharing("published") == NEAR
-    assert EVERYTHING.sharing("mapped") is EVERYTHING.sharing("slots") is None
+    assert EVERYTHING.sharing("mapped") is None and EVERYTHING.sharing("slots").call == 2e-6
+    only = replace(EVERYTHING, mapped=NEAR, slots=None)
+    assert only.sharing("mapped") is only.sharing("slots") is NEAR
 
 
 @pytest.mark.parametrize("known", [KNOWN, EVERYTHING], ids=["straight", "everything"])
@@ -68,6 +71,8 @@ def test_a_file_keeps_calibrations_beside_entries(tmp_path):
         (("messages", "speed"), 1.0, r"messages.speed is unknown"),
         (("messages",), {}, r"messages.call is missing"),
         (("far",), 3, r"far is 3: expected an object or null"),
+        (("published", "read"), 1e-10, r"published.read is 1e-10: expected an object"),
+        (("slots", "call"), "x", r"slots.call is 'x': expected a number"),
         (("kernels",), [["native", "allreduce"]], r"kernels\[0\].*expected a list of 3"),
         (("ranks_per_node",), [2.5], r"ranks_per_node\[0\] is 2.5: expected a whole number"),
     ],

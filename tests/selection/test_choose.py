@@ -91,7 +91,7 @@ def test_calibrated_cost_model_chooses():
 
 def test_the_cheapest_of_all_that_can_serve():
     """Shared memory beside messages, if the library cannot; the rules if a time is unknown."""
-    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    near = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
     able, call = means_of(native="not today", staged=None), call_for(1 << 12)
     known = replace(KNOWN, mapped=near)
     candidate = chosen(None, call, means=able, calibration=known)
@@ -217,7 +217,7 @@ def test_an_executor_that_runs_schedules_is_a_rival():
     means = means_of(native="not today", xpmem=None)
     runs = {"xpmem": [find("allreduce", "published")]}
     means = replace(means, schedules=lambda name: runs.get(name, ()))
-    known = replace(KNOWN, published=Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20))
+    known = replace(KNOWN, published=Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20))
     candidate = chosen(None, call_for(1 << 12), means=means, calibration=known)
     assert candidate.name == "xpmem" and candidate.choice is None
     assert candidate.why.startswith("cost model: xpmem (as published)")

@@ -8,6 +8,7 @@ import pytest
 from mpidist import run_simulated
 from mpidist.errors import DeadlockError
 from mpidist.schedule.cost import Link, Sharing, cost
+from mpidist.schedule.model import Curve
 from mpidist.schedule.registry import find
 from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidate, Candidates
@@ -34,7 +35,7 @@ def test_predicted_times():
 
 def test_predicted_times_in_shared_memory():
     """None where its constants were not measured; a slot's pieces are those of the executor."""
-    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    near = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
     model = Model(replace(KNOWN, mapped=near), ((0, 1),), Segmentation())
     assert model.seconds("barrier", find("barrier", "in_place"), 0) == 1e-6
     in_place, slots = (find("allgather", name) for name in ("in_place", "slots"))
@@ -43,13 +44,13 @@ def test_predicted_times_in_shared_memory():
     assert model.seconds("allgather", slots, 1 << 20) == cut.seconds
     published = find("allgather", "published")
     assert model.seconds("allgather", published, 8) is None
-    both = replace(KNOWN, published=replace(near, access=1e-3))
+    both = replace(KNOWN, published=replace(near, read=Curve.line(1e-3, 1e-10)))
     assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", published, 8) > 1e-3
     assert Model(both, ((0, 1),), Segmentation()).seconds("allgather", slots, 8) is None
 
 
 def test_predicted_times_of_executors():
-    near = Sharing(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
+    near = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
     estimates = Estimates("a library", ((0, 1),), True, replace(KNOWN, mapped=near))
     call = call_for(1 << 16, size=2)
 

@@ -191,13 +191,14 @@ def test_calibration_of_shared_memory(comm, made, monkeypatch):
     assert comm.allgather_object(found) == [found] * comm.size
     for sharing in (found.mapped, found.published or found.mapped):
         assert 0 < sharing.meeting < 1e-1 and sharing.cache > 1 << 16
-        assert 0 < sharing.read < 1e-6 and 0 < sharing.store < 1e-6 and sharing.combine >= 0
+        assert 0 < sharing.read.slope <= sharing.fold.slope < 1e-6
+        assert 0 < sharing.store.slope < 1e-6 and sharing.beyond.read.slope > 0
 
     with monkeypatch.context() as patch:
         patch.setattr(calibration, "SECONDS", 0.0)  # all ranks stop at the same pass
         hurried = calibrate(tuned)
     assert comm.allgather_object(hurried) == [hurried] * comm.size
-    assert 0 < hurried.mapped.read < 1e-6 and hurried.mapped.meeting > 0
+    assert 0 < hurried.mapped.read.slope < 1e-6 and hurried.mapped.meeting > 0
 
     def refused(*_):
         raise mpidist.Unsupported("not today")
