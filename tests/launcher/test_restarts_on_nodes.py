@@ -48,9 +48,7 @@ class Job:
         environ = {**cluster.environment(), **environ}
 
         def run():
-            finished = processes.run(command, LIMIT, environ, cwd=folder)
-            finished.output = finished.output.replace("\0", "")  # prterun writes some
-            self.finished = finished
+            self.finished = processes.run(command, LIMIT, environ, cwd=folder)
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
