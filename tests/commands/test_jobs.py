@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support.jobs import each_mpi
 from tests.support.processes import end, environment, run
 
 LIMIT = 200  # seconds; each takes a few
+ENOUGH = "60s"  # for a tuner that ends when all is measured: seconds, on a loaded machine more
 
 
 def plain():
@@ -329,7 +331,7 @@ def test_tune_explain_and_verify(tmp_path):
     """A second run keeps what the first has found for another collective."""
     for collective in ("reduce", "barrier"):
         text = mpidist(
-            *("tune", collective, "--bytes", "8,1K", "--budget", "8s", "-o", "t.json", "--force"),
+            *("tune", collective, "--bytes", "8,1K", "--budget", ENOUGH, "-o", "t.json", "--force"),
             cwd=tmp_path,
         )
         assert "measured in" in text
@@ -340,7 +342,7 @@ def test_tune_explain_and_verify(tmp_path):
     assert keys == [("barrier", "private"), ("reduce", "private"), ("reduce", "symmetric")]
     text = mpidist("explain", "reduce", "--bytes", "8", "--tuning", "t.json", cwd=tmp_path)
     assert "tuning table t.json: " in text and "measured, from the tuning table" in text
-    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "3s", "--verify", "t.json")
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", ENOUGH, "--verify", "t.json")
     text = mpidist(*verify, "--json", "v.json", cwd=tmp_path)
     assert "noise floor" in text
     rows = json.loads((tmp_path / "v.json").read_text())["rows"]
@@ -350,7 +352,7 @@ def test_tune_explain_and_verify(tmp_path):
     left_out = re.search(r"(\d+) sizes? left out, as the budget was too short", text)
     assert found <= wanted
     assert len(wanted - found) == (int(left_out[1]) if left_out else 0), text
-    text = mpidist("tune", "--budget", "4s", "--verify", "t.json", cwd=tmp_path)
+    text = mpidist("tune", "--budget", ENOUGH, "--verify", "t.json", cwd=tmp_path)
     assert set(re.findall(r"^(\w+) +(?:private|symmetric) ", text, re.MULTILINE)) <= {
         "reduce",
         "barrier",
@@ -374,6 +376,7 @@ def test_calibrate_explain_tune_and_verify(tmp_path):
     done = ("calibrate", "--budget", "1s", "-o", "m.json", "--force")
     text = mpidist(*done, cwd=tmp_path)
     assert "written to m.json" in text and re.search(r"^ *1M +\d", text, re.MULTILINE)
+    shutil.copy(tmp_path / "m.json", tmp_path / "new.json")
     explain = ("explain", "allgather", "--bytes", "64K", "--tuning", "m.json", "--json")
     text = mpidist(*explain, cwd=tmp_path)
     told, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
@@ -385,7 +388,7 @@ def test_calibrate_explain_tune_and_verify(tmp_path):
     assert told["why"].startswith("cost model: ") and None not in times.values()
     assert times[told["choice"]] <= min(times.values()) / 0.95
     assert told["calibration"] == json.loads((tmp_path / "m.json").read_text())["calibrations"][0]
-    tuned = ("tune", "barrier", "--budget", "1s", "-o", "m.json", "--force")
+    tuned = ("tune", "barrier", "--budget", ENOUGH, "-o", "m.json", "--force")
     assert "written to m.json" in mpidist(*tuned, cwd=tmp_path)
     content = json.loads((tmp_path / "m.json").read_text())
     assert [entry["collective"] for entry in content["entries"]] == ["barrier"]
@@ -393,8 +396,7 @@ def test_calibrate_explain_tune_and_verify(tmp_path):
     mpidist(*done, cwd=tmp_path)
     again = json.loads((tmp_path / "m.json").read_text())
     assert again["entries"] == content["entries"] and len(again["calibrations"]) == 1
-    mpidist(*done[:4], "new.json", "--force", cwd=tmp_path)
-    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", "3s", "--verify", "new.json")
+    verify = ("tune", "reduce", "--bytes", "8,1K", "--budget", ENOUGH, "--verify", "new.json")
     assert "regret of auto" in mpidist(*verify, cwd=tmp_path)
 
 
@@ -411,7 +413,7 @@ def busy_loops():
 
 @pytest.mark.long
 def test_a_busy_machine_is_not_tuned(tmp_path, busy_loops):
-    tuned = ("tune", "reduce", "--bytes", "8", "--budget", "1s", "-o", "t.json")
+    tuned = ("tune", "barrier", "--budget", ENOUGH, "-o", "t.json")
     text = mpidist(*tuned, cwd=tmp_path, status=2)
     assert re.search(r"error: tune: other processes use \d+\.\d of the \d+ cores of ", text), text
     assert "t.json is not written" in text and text.count("by --force") == 1
@@ -419,7 +421,7 @@ def test_a_busy_machine_is_not_tuned(tmp_path, busy_loops):
     text = mpidist(*tuned, "--force", cwd=tmp_path)
     assert "written to t.json" in text and "not to be trusted: other processes use " in text
     assert json.loads((tmp_path / "t.json").read_text())["about"]["busy"]
-    verify = ("tune", "--verify", "t.json", "--budget", "6s", "--json", "v.json")
+    verify = ("tune", "--verify", "t.json", "--budget", ENOUGH, "--json", "v.json")
     text = mpidist(*verify, cwd=tmp_path)
     assert "not to be trusted: other processes use " in text
     assert json.loads((tmp_path / "v.json").read_text())["header"]["busy"]
@@ -433,7 +435,7 @@ def busy_cores(comm):
     looks.append(comm.rank)
     return [("here", 2, 1.9)] if len(looks) > 1 else []
 machine.busy_cores = busy_cores
-sys.argv = ["mpidist", *"tune reduce --bytes 8 --budget 1s -o t.json".split()]
+sys.argv = ["mpidist", *"tune reduce --bytes 8 --budget 60s -o t.json".split()]
 from mpidist.cli import main
 main()
 """
@@ -445,7 +447,7 @@ def test_a_machine_that_becomes_busy_leaves_no_table(tmp_path, before):
     """What was written meanwhile is taken back; an old table is what it was."""
     path = tmp_path / "t.json"
     if before:
-        mpidist("tune", "barrier", "--budget", "1s", "-o", "t.json", "--force", cwd=tmp_path)
+        mpidist("tune", "barrier", "--budget", ENOUGH, "-o", "t.json", "--force", cwd=tmp_path)
         before = path.read_text()
     (tmp_path / "busy.py").write_text(BECOMES_BUSY)
     text = mpidist("busy.py", cwd=tmp_path, status=2)
@@ -457,7 +459,7 @@ def test_a_machine_that_becomes_busy_leaves_no_table(tmp_path, before):
 def test_tune_on_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TERMINAL", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", "2s", "--force")
+    tuned = ("tune", "reduce_scatter", "--bytes", "8,1K", "--budget", ENOUGH, "--force")
     for how, heads in (
         ("-o", ("collective", "memory", "from this size on")),
         ("--verify", ("floor", "choice")),

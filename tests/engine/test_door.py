@@ -14,6 +14,7 @@ from mpidist.engine.door import Door
 from mpidist.errors import CommunicatorBroken, CommunicatorInUse
 from tests.support.processes import environment, run
 
+LIMIT = 100  # seconds; each takes two
 JOB = Path(__file__).with_name("test_door_mpi.py")
 
 
@@ -25,11 +26,11 @@ JOB = Path(__file__).with_name("test_door_mpi.py")
 def test_a_forked_childs_end_is_nothing_to_the_job(tmp_path, how, status, traced):
     trace = str(tmp_path / "trace.json") if traced else "-"
     command = [sys.executable, "-m", "mpidist", "run", "-n", "2", str(JOB), how, trace]
-    done = run(command, 60, environment(), tmp_path)
+    done = run(command, LIMIT, environment(), tmp_path)
     assert done.status == 0 and not done.timed_out, done.output
     lines = done.output.splitlines()
     assert f"status {status}" in lines and lines.count("sum 2") == 2, done.output
-    assert "failed" not in done.output and done.seconds < 30, done.output
+    assert not re.search("failed|ending it", done.output), done.output
     assert ("ValueError: in the child" in done.output) == (how == "raise")
     assert not traced or Path(trace).stat().st_size > 100
 

@@ -55,7 +55,7 @@ class Job:
 
     def reaches(self, step):
         """Wait until a rank has come to a step."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT
         while self.watched.step() < step:
             assert self.thread.is_alive() and time.monotonic() < until, self.output
             time.sleep(0.01)
@@ -172,7 +172,7 @@ def test_monitors_remove_the_records_of_a_killed_mpidist_run(cluster, tmp_path, 
     job.reaches(20)
     (run,) = (pid for pid in cluster._inhabitants() if "mpidist run" in words_of(pid))
     kill([run])
-    until = time.monotonic() + 30
+    until = time.monotonic() + LIMIT
     while len(job.folders()) > 1:
         assert time.monotonic() < until, job.folders()
         time.sleep(0.1)

@@ -19,7 +19,7 @@ from mpidist.launcher.program import RANK_PROGRAM
 from mpidist.launcher.ranks import Seen
 from mpidist.launcher.roll_call import GROUPS, called, lines, look
 from tests.support import processes
-from tests.support.jobs import each_mpi
+from tests.support.jobs import LIMIT, each_mpi
 from tests.support.minicluster import Cluster, running
 
 PROGRAM = """
@@ -245,7 +245,7 @@ def ask(python, words, environ, ready=2, action=lambda: None):
                 time.sleep(0.5)
                 job.send_signal(signal.SIGQUIT)
         job.terminate()
-        job.communicate(timeout=30)
+        job.communicate(timeout=LIMIT)
         return told, said
     finally:
         processes.end(job, environ=environ)

@@ -19,7 +19,7 @@ import numpy as np
 
 import mpidist
 from mpidist.errors import CollectiveTimeout, CommunicationError, RankFailed
-from tests.support.failure_jobs import say
+from tests.support.failure_jobs import say, stay
 
 DEADLINE = 30.0  # of every wait: a rank that is not lost comes by then
 N = 1000
@@ -242,12 +242,12 @@ def of_a_part():
 
 def one_does_not_come():
     """A rank that is alive and never calls it: the others name it at the deadline."""
-    comm = mpidist.init(timeout=2.0)
+    comm = mpidist.init(timeout=5.0)
     comm.barrier()
     if comm.rank == 1:
         die()
     if comm.rank == 2:
-        time.sleep(5.0)
+        stay((0, 3), "named")
         os._exit(0)
     try:
         again(comm.barrier)
@@ -258,7 +258,7 @@ def one_does_not_come():
     except CollectiveTimeout as error:
         assert error.missing == (2,) and "survivors" in str(error), error
         say(comm, "named")
-    time.sleep(3.5)
+    stay((0, 3), "named")
     os._exit(0)
 
 
@@ -283,7 +283,7 @@ def one_has_ended():
         assert "rank 0 has ended already" in str(error), error
         assert time.monotonic() < begun + DEADLINE / 2
         say(comm, "named")
-    time.sleep(1.0)
+    stay((1, 3), "named")
     os._exit(0)
 
 
