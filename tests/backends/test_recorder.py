@@ -35,6 +35,25 @@ def test_files_are_this_users_alone(job):
     assert made.path.stat().st_blocks * 512 >= flight.NBYTES  # reserved: no SIGBUS later
 
 
+def test_clocks_are_read_together_though_most_readings_are_held_up(monkeypatch):
+    held_up, now = iter([7_000, 0, 2, 9_000, 0, 0, 5, 0, 0, 0]), [100]
+
+    def read():
+        now[0] += 1
+        return now[0]
+
+    def read_wall():
+        now[0] += next(held_up)
+        wall = 10**18 + read()
+        now[0] += next(held_up)
+        return wall
+
+    monkeypatch.setattr(recorder, "monotonic_ns", read)
+    monkeypatch.setattr(time, "time_ns", read_wall)
+    wall, clock = recorder.both_clocks()
+    assert wall - clock == 10**18 and not list(held_up)
+
+
 def test_folder_that_others_may_write_to_is_refused(job):
     job.parent.mkdir()
     job.parent.chmod(0o777)
