@@ -267,7 +267,7 @@ def test_messages_between_meetings(comm):
 @pytest.mark.mpi(min_size=2)
 def test_locations_are_compared(comm):
     """On a communicator that may break: each rank names an array at another place."""
-    own = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=2.0))
+    own = Communicator(MpiBackend(comm.backend.comm), CollectiveConfig(timeout=60.0))
     x = own.empty((2, 8))
     row = x[comm.rank % 2]
     with pytest.raises(mpidist.CollectiveMismatch, match="by in_place in symmetric memory in @"):
