@@ -21,7 +21,14 @@ import numpy as np
 
 from ..backends.executor import MESSAGES
 from ..communicator.communicator import Communicator
-from ..communicator.full_calibration import FullCalibration, Turn, in_turns, tenth, why_not
+from ..communicator.full_calibration import (
+    FullCalibration,
+    Turn,
+    fewest,
+    in_turns,
+    tenth,
+    why_not,
+)
 from ..errors import Unsupported
 from ..measure import counted, median
 from ..selection.names import NATIVE, SYMMETRIC
@@ -33,7 +40,7 @@ from .race import no_garbage_collection
 from .results import Results, Row
 
 MEMORY, BY_NAME = "shared memory", "schedules in shared memory"
-LEAST, MOST = 12, 1000  # passes
+MOST = 1000  # passes
 NOISY = 0.15  # noise from which errors say little of the model
 
 
@@ -55,7 +62,7 @@ def predict(
 
     `sizes` are bytes of the whole buffer; `seconds` is about how long to measure.  Return a row for
     each algorithm by messages and each executor, the same on every rank.  Raise Unsupported if the
-    ranks are on several nodes, share cores, or are alone: then nothing can be predicted.
+    ranks share cores, or are alone: then nothing can be predicted.
     """
     header, reason = make_header(comm), why_not(comm)
     if reason is not None:
@@ -68,7 +75,7 @@ def predict(
         for cell in cells:
             cell.call()
         turns = [*full.turns, *map(_turn, cells)]
-        times = in_turns(comm, turns, seconds, LEAST, MOST)
+        times = in_turns(comm, turns, seconds, fewest(comm), MOST)
     known = full.learn(times[:, : len(full.turns)])
     for cell, time in zip(cells, tenth(times[:, len(full.turns) :]).tolist()):
         cell.row.time_us = 1e6 * time

@@ -48,8 +48,9 @@ def calibrate_command(output: str | None, budget: float, force: bool) -> None:
 
     From these curves the cost model predicts the time of every candidate; "auto" with such a file
     takes the fastest.  It takes seconds, where `mpidist tune`, which measures every candidate,
-    takes a minute.  One node with a core for each rank is needed.  On a busy machine no file is
-    written, with exit code 2, unless --force is given.
+    takes a minute.  A core for each rank is needed.  On several nodes messages inside a node and
+    between nodes are measured apart.  On a busy machine no file is written, with exit code 2,
+    unless --force is given.
     """
     import mpidist
 

@@ -302,7 +302,9 @@ def _constants(known: Calibration | None) -> str:
         return ""
     more = ""
     if known.far is not None:
-        more = f", between nodes {known.far.alpha * 1e6:.3g} µs, {_rate(known.far.beta)}"
+        link, long = known.far.one_way, 1 << 20
+        rate = _rate((link.at(long) - link.at(0)) / long)
+        more = f", between nodes {link.at(0) * 1e6:.3g} µs, {rate}"
     if known.mapped is not None:
         near, long = known.mapped, 1 << 20
         more += (

@@ -22,10 +22,9 @@ from ..engine.memory_probes import fit as fit_memory
 from ..engine.probes import SIZES, fit
 from ..engine.repeated import with_own_arrays
 from ..errors import Unsupported
-from ..measure import counted
 from ..operations import find_op
 from ..schedule.contract import COLLECTIVES
-from ..schedule.model import Curve
+from ..schedule.model import Curve, Messages
 from ..selection.calibration import Calibration
 from ..selection.choose import PUBLISHED
 from ..selection.names import SINGLE_COPY, SYMMETRIC
@@ -33,10 +32,12 @@ from ..selection.tuning import PRIVATE
 from .communicator import Communicator
 from .explain import example_call
 from .layers import calibrate, learn, memory_probes, probes
+from .tracing import clock_offset
 
 KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of the calls of which each executor is measured."""
 LEAST, MOST = 12, 60  # passes
+FEWEST = 5  # of them between nodes, where one takes as long as some long messages on the link
 _SHORT = 6  # turns of the shortest probes in each pass
 _FRONT = "recursive_doubling"
 # A call by that algorithm, and the run of what it is bound to: between them is the user's door.
@@ -49,17 +50,20 @@ Turn = tuple[Callable[[int], object], Callable[[], object]]
 def in_turns(
     comm: Communicator, turns: Sequence[Turn], seconds: float, least: int = LEAST, most: int = MOST
 ) -> np.ndarray:
-    """Measure calls in turns, in another order in each pass; collective, on one node.
+    """Measure calls in turns, in another order in each pass; collective.
 
     A turn is ``before(number)`` with the number of the pass, untimed, a barrier, and ``call()``.
     The first pass is not counted: in it memory is new, and calls are bound.  No pass begins after
     `seconds`, except that there are at least `least`, and at most `most`.
 
     Return the seconds from the last rank's begin to the last rank's end: a line for each pass, a
-    column for each call; the same on all ranks.
+    column for each call; the same on all ranks.  On several nodes all begin at a time that rank 0
+    says, as they leave a barrier up to a message's time apart.  Their clocks are compared before
+    and after each pass, and taken to run evenly in between.
     """
     meet = partial(comm.barrier, "dissemination")
     passes: list[np.ndarray] = []
+    compared = [_compared(comm)]
     until = perf_counter() + seconds
     while True:
         order, times = list(range(len(turns))), np.empty((len(turns), 2))
@@ -68,15 +72,50 @@ def in_turns(
             before, call = turns[k]
             before(len(passes))
             meet()
-            times[k, 0] = perf_counter()
+            times[k, 0] = _begun(comm, *compared[-1][1:])
             call()
             times[k, 1] = perf_counter()
         passes.append(times)
+        compared.append(_compared(comm))
         last = len(passes) > most or (len(passes) > least and perf_counter() > until)
         if comm.broadcast(np.array([float(last)]), root=0, algorithm="binomial")[0]:
             break
-    every = np.array(comm.allgather_object(np.array(passes[1:])))
+    mine = np.array(passes[1:])
+    at, ahead, _ = np.array(compared).T
+    every = np.array(comm.allgather_object(mine - np.interp(mine, at, ahead)))
     return every[..., 1].max(axis=0) - every[..., 0].max(axis=0)
+
+
+def fewest(comm: Communicator) -> int:
+    """Return the number of passes that a measurement has at least."""
+    return LEAST if comm.topology.num_nodes == 1 else FEWEST
+
+
+def _compared(comm: Communicator) -> tuple[float, float, float]:
+    """Return the time by this rank's clock, and how much it is ahead of rank 0's; collective.
+
+    And the largest error of that on any rank, which is half a message's way there and back.
+    """
+    ahead, error = clock_offset(comm)
+    several = comm.topology.num_nodes > 1
+    error = float(comm.allreduce(np.array([error]), op="max")[0]) if several else 0.0
+    return perf_counter(), ahead, error
+
+
+def _begun(comm: Communicator, ahead: float, error: float) -> float:
+    """Return the time at which all ranks begin, by this rank's clock, and not before; collective.
+
+    On one node it is now.
+    """
+    nodes = comm.topology.num_nodes
+    if nodes == 1:
+        return perf_counter()
+    # By then all have it: it takes a message's time for each power of two of the nodes, and more.
+    later = perf_counter() + 4 * error * nodes.bit_length()
+    begin = float(comm.broadcast(np.array([later]), root=0, algorithm="binomial")[0]) + ahead
+    while perf_counter() < begin:
+        pass
+    return begin
 
 
 def tenth(times: np.ndarray) -> np.ndarray:
@@ -99,19 +138,21 @@ class FullCalibration:
 
     def __init__(self, comm: Communicator):
         self._comm, self._first = comm, calibrate(comm)
-        calls, runs = probes(comm, _FRONT)
         self._kernels = _kernels(comm)
         self.kernels = {(name, call.collective) for name, call, _ in self._kernels}
-        small = calls[_BOUND]
-        runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
-        calls[_PUBLIC] = small
-        shared, shared_runs = memory_probes(comm)
+        self._subgroups = _subgroups(comm)
+        shared, runs = memory_probes(comm)
         self._memories = {name.partition(" ")[0] for name, _ in shared}
-        calls, runs = calls | shared, runs | shared_runs
+        known: dict[tuple[str, int], Turn] = {
+            key: (_writing(shared[key]), run) for key, run in runs.items()
+        }
+        for where, members in self._subgroups.items():
+            known |= {(where + name, n): turn for (name, n), turn in _messages(members).items()}
+        every = dict.fromkeys(key for keys in comm.allgather_object([*known]) for key in keys)
         # The overheads are small differences of short times, of which there are so many more.
         short = SIZES[0], SHARED_SIZES[0]
-        self._keys = [key for key in runs for _ in range(_SHORT if key[1] in short else 1)]
-        self.turns: list[Turn] = [(_writing(calls[key]), runs[key]) for key in self._keys]
+        self._keys = [key for key in every for _ in range(_SHORT if key[1] in short else 1)]
+        self.turns: list[Turn] = [known.get(key, _IDLE) for key in self._keys]
         self.turns += [turn for _, _, turn in self._kernels]
 
     def learn(self, times: np.ndarray) -> Calibration:
@@ -124,29 +165,44 @@ class FullCalibration:
         for key, column in zip(self._keys, times.T):
             columns.setdefault(key, []).append(column)
         known = {key: float(tenth(np.concatenate(of))) for key, of in columns.items()}
-        front = max(known.pop(_PUBLIC) - known.pop(_BOUND), 0.0)
-        messages = fit(known, front)
+        messages, far, front = self._fit(known)
         shared = {name: fit_memory(name, known, comm.size, front) for name in self._memories}
         points: dict[tuple[str, str], dict[int, float]] = {}
         for (name, call, _), time in zip(self._kernels, tenth(times[:, count:]).tolist()):
             points.setdefault((name, call.collective), {})[call.nbytes] = time
         curves = [(*key, Curve.through([*of], [*of.values()])) for key, of in points.items()]
         noise = deviation(times[:, :count])
-        found = replace(self._first, messages=messages, kernels=tuple(curves), noise=noise)
-        mapped, slots, published = map(shared.get, NAMES)
-        found = replace(found, mapped=mapped, slots=slots, published=published)
+        found = replace(self._first, messages=messages, far=far, noise=noise)
+        if shared:
+            mapped, slots, published = map(shared.get, NAMES)
+            found = replace(found, mapped=mapped, slots=slots, published=published)
         ranks_per_node = tuple(map(len, comm.topology.groups))
         found = replace(found, library=comm.backend.library, ranks_per_node=ranks_per_node)
+        found = replace(found, kernels=tuple(curves))
         learn(comm, found)
         return found
+
+    def _fit(self, known: dict[tuple[str, int], float]) -> tuple[Messages, Messages | None, float]:
+        """Return the models of messages within nodes and between them, and a call's front.
+
+        Where each node has one rank all messages are between nodes, and there is one model.
+        """
+
+        def of(where: str) -> dict[tuple[str, int], float]:
+            return {(name.removeprefix(where), n): s for (name, n), s in known.items()}
+
+        first, *others = self._subgroups
+        near = of(first)
+        front = max(near[_PUBLIC] - near[_BOUND], 0.0)
+        messages = fit(near, front)
+        far = fit(of(others[0]), front, messages.call) if others else None
+        return messages, far, front
 
 
 def why_not(comm: Communicator) -> str | None:
     """Return why times on a communicator's ranks cannot be predicted, or None if they can."""
-    nodes = comm.topology.num_nodes
-    if comm.size < 2 or nodes > 1:
-        ranks = f"{counted(comm.size, 'rank')} on {counted(nodes, 'node')}"
-        return f"{ranks}: expected two or more on one, as times need one clock"
+    if comm.size < 2:
+        return "1 rank: expected two or more"
     if comm.backend.crowded:
         return (
             f"{comm.size} ranks share cores: nothing can be predicted, as times are the "
@@ -158,8 +214,8 @@ def why_not(comm: Communicator) -> str | None:
 def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
     """Measure curves of messages, and the times of every executor; collective.
 
-    On several nodes, whose clocks differ, and with more ranks than cores, whose times are the
-    scheduler's, it is :func:`mpidist.communicator.layers.calibrate`.
+    With more ranks than cores, whose times are the scheduler's, and for one rank, it is
+    :func:`mpidist.communicator.layers.calibrate`.
 
     Parameters
     ----------
@@ -176,7 +232,43 @@ def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
     if why_not(comm) is not None:
         return calibrate(comm)
     full = FullCalibration(comm)
-    return full.learn(in_turns(comm, full.turns, seconds))
+    return full.learn(in_turns(comm, full.turns, seconds, fewest(comm)))
+
+
+def _nothing(number: int = 0) -> None:
+    """Do nothing while other ranks measure."""
+
+
+_IDLE: Turn = _nothing, _nothing
+_NEAR, _FAR = "near ", "far "
+
+
+def _subgroups(comm: Communicator) -> dict[str, Communicator | None]:
+    """Return the communicators whose messages are measured; None for this rank is in none.
+
+    On one node it is `comm` itself.  On several ones the ranks of each node at the same time, if a
+    node has two, and the first ranks of all nodes.
+    """
+    groups = comm.topology.groups
+    if len(groups) == 1:
+        return {_NEAR: comm}
+    place, mine = next((k, group) for k, group in enumerate(groups) if comm.rank in group)
+    found = {}
+    if max(map(len, groups)) > 1:
+        found[_NEAR] = comm.split(place if len(mine) > 1 else None)
+    found[_FAR] = comm.split(0 if comm.rank == mine[0] else None)
+    return found
+
+
+def _messages(comm: Communicator | None) -> dict[tuple[str, int], Turn]:
+    """Return the turns of the probes of messages in a communicator, none for None; collective."""
+    if comm is None:
+        return {}
+    calls, runs = probes(comm, _FRONT)
+    small = calls[_BOUND]
+    runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
+    calls[_PUBLIC] = small
+    return {key: (_writing(calls[key]), run) for key, run in runs.items()}
 
 
 def _writing(call: Call) -> Callable[[int], None]:

@@ -102,11 +102,12 @@ def calls_of(rank: int, size: int, sizes: Sequence[int]) -> dict[Key, Call]:
     return found
 
 
-def fit(seconds: Mapping[Key, float], front: float) -> Messages:
+def fit(seconds: Mapping[Key, float], front: float, call: float | None = None) -> Messages:
     """Return the model of messages that the times of probes make.
 
     Other times in `seconds` do not matter.  `front` are the seconds of a user's call before and
-    after the run of what it is bound to.
+    after the run of what it is bound to; `call` those of a call beside its rounds, `front` among
+    them, if other probes have told them.
     """
     sizes = sorted({nbytes for name, nbytes in seconds if name in _PROBES})
     small = sizes[0]
@@ -119,18 +120,20 @@ def fit(seconds: Mapping[Key, float], front: float) -> Messages:
         return Curve.through(sizes, values.tolist())
 
     again, back = (of("shift 3") - of("shift")) / 2, (of("ping 3") - of("ping")) / 2
-    call = max(float(of("shift")[0] - again[0]), 0.0)
+    if call is None:
+        call = front + max(float(of("shift")[0] - again[0]), 0.0)
+    own = max(call - front, 0.0)
     further = max(seconds["pair", small] - seconds["ping", small], 0.0)
     # Without what strands cost, the second half waits for the port, not for the first's latency.
-    both = curve(of("shift") - call)
+    both = curve(of("shift") - own)
     overlap = max(both.at(0) - further, 0.0)
-    halves = np.array([call + 2 * both.at(nbytes / 2) - overlap for nbytes in sizes])
+    halves = np.array([own + 2 * both.at(nbytes / 2) - overlap for nbytes in sizes])
     strand = Curve.through([n // 2 for n in sizes], ((of("strands") - halves) / 2).tolist())
     return Messages(
-        call=call + front,
+        call=call,
         strand=strand,
         further=further,
-        one_way=curve(of("ping") - call),
+        one_way=curve(of("ping") - own),
         both_ways=both,
         one_way_written=curve(back),
         both_ways_written=curve(again),

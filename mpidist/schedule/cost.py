@@ -77,6 +77,11 @@ class Link:
     alpha: float
     beta: float
 
+    @property
+    def messages(self) -> Messages:
+        """The times of messages: straight lines."""
+        return Messages.straight(self.alpha, self.beta, 0.0)
+
 
 @dataclass(frozen=True)
 class Sharing:
@@ -189,14 +194,14 @@ class TimedMachine(Machine):
         pieces: list[int],
         messages: Messages,
         groups: Groups,
-        link: Link | None,
+        link: Messages | None,
         sharing: Sharing,
         in_place: bool = False,
     ) -> Cost:
         """Run all ranks and return the cost.
 
         `pieces` are the bytes of each block, after the cut into segments.  Messages between
-        `groups` take alpha and beta of `link`, if it is not None.
+        `groups` take the times of `link`, if it is not None.
         """
         self.pieces, self.messages, self.link, self.in_place = pieces, messages, link, in_place
         self.opened, self.ends = [0] * self.size, 0.0
@@ -249,11 +254,8 @@ class TimedMachine(Machine):
                 continue
             length = self._length(send.content)
             self._count(source, target, length)
-            if link is None:
-                both = _does_both(send.strand) or _does_both(receive.strand)
-                seconds, busy = self.messages.message(length, both, self._wrote(send))
-            else:
-                seconds = busy = link.alpha + length * link.beta
+            both = _does_both(send.strand) or _does_both(receive.strand)
+            seconds, busy = (link or self.messages).message(length, both, self._wrote(send))
             self.free.update(dict.fromkeys(ports, self.now + busy))
             if busy < seconds:
                 self._at(self.now + busy, _nothing)  # then the next message may begin
@@ -270,7 +272,7 @@ class TimedMachine(Machine):
         if self.group[source] != self.group[target]:
             self.bytes_between[self.group[source]] += length
 
-    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], Link | None]:
+    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], Messages | None]:
         """Return the ports that a message occupies, and the link between groups that it takes.
 
         A port serves one message at a time.  It is (kind, number): "sends" or "receives" of a rank,
@@ -530,7 +532,7 @@ def timed(
     groups: Groups | None = None,
     segments: int = 1,
     window: int | None = None,
-    link: Link | None = None,
+    link: Link | Messages | None = None,
     sharing: Sharing | None = None,
     in_place: bool = False,
 ) -> Cost:
@@ -538,10 +540,13 @@ def timed(
 
     Parameters
     ----------
-    collective, choice, size, nbytes, root, arity, groups, segments, window, link
+    collective, choice, size, nbytes, root, arity, groups, segments, window
         As for :func:`cost`.
     messages : Messages
         The times of messages, and of combining and copying.
+    link : Link or Messages, optional
+        The times of messages between `groups`; a group sends and receives one of these at a time.
+        By default they are like all other messages.
     sharing : Sharing, optional
         The memory that the ranks of a group share, which schedules in it need.
     in_place : bool
@@ -582,4 +587,5 @@ def timed(
     ]
     near = sharing or Sharing.straight(0.0, 0.0, 0.0, 0.0, 0.0, nbytes)
     where = groups or (tuple(range(size)),)
-    return machine.cost(pieces, messages, where, link, near.for_data(nbytes), in_place)
+    far = link.messages if isinstance(link, Link) else link
+    return machine.cost(pieces, messages, where, far, near.for_data(nbytes), in_place)

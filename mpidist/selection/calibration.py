@@ -22,7 +22,7 @@ class Calibration:
     """
 
     messages: Messages  # inside a node: measured curves, or straight lines
-    far: Link | None = None  # between nodes, if that was measured separately
+    far: Messages | None = None  # between nodes, if that was measured separately
     mapped: Sharing | None = None  # memory that the ranks of a node map: symmetric arrays
     slots: Sharing | None = None  # parts of it into which ranks copy; like `mapped` if None
     published: Sharing | None = None  # memory of other processes, which system calls read
@@ -36,7 +36,7 @@ class Calibration:
         cls, alpha: float, beta: float, gamma: float, far: Link | None = None
     ) -> Calibration:
         """Return that of papers: α + nβ for each message, nγ to combine n bytes."""
-        return cls(Messages.straight(alpha, beta, gamma), far)
+        return cls(Messages.straight(alpha, beta, gamma), None if far is None else far.messages)
 
     def kernel(self, name: str, collective: str) -> Curve | None:
         """Return the measured times of a candidate's calls; None if there are none."""

@@ -587,8 +587,10 @@ def _predicted(
         return None, ()
     shared = rule is not None and candidates.means.schedules(rule.choose)
     levels = [] if shared or groups != estimates.groups else _two_levels(candidates)
-    linked = bool(levels) and estimates.knows_links
     full = not candidates.means.crowded and estimates.decides(call)
+    if len(groups) > 1 or groups != estimates.groups:  # many ranks are scaled down
+        full = full and groups == estimates.groups and not estimates.simulated
+    linked = bool(levels) and estimates.knows_links and not full
     rivals = levels if linked else (_every if full else _one_level)(candidates, rule)
     fastest = estimates.cheapest(call, rivals, linked)
     if fastest is not None:
@@ -630,7 +632,7 @@ def _two_levels(candidates: Candidates) -> list[Rival]:
 
 
 def _every(candidates: Candidates, rule: Rule | None) -> list[Rival]:
-    """Return what can serve the call on one node; of it the model of a full calibration chooses.
+    """Return what can serve the call; of it the model of a full calibration chooses.
 
     Of symmetric arrays ranks know of each other only that all have them: see `Executor.rivals`.
     """
@@ -638,8 +640,11 @@ def _every(candidates: Candidates, rule: Rule | None) -> list[Rival]:
     if candidates.can(SYMMETRIC):
         names = [*prior, SYMMETRIC, *candidates.means.rivals(SYMMETRIC)]
     else:
-        flat = [one.name for one in algorithms(candidates.call.collective) if not one.local]
-        names = [*_of_private_arrays(candidates, *prior), *flat]
+        several = len(candidates.means.groups) > 1
+        every = algorithms(candidates.call.collective)
+        known = [one.name for one in every if several or not one.local]
+        levels = [rival.name for rival in _two_levels(candidates)]
+        names = [*_of_private_arrays(candidates, *prior), *levels, *known]
     able = [name for name in dict.fromkeys(names) if candidates.can(name)]
     return [
         Rival(name, [] if one is None else [one], name in prior)

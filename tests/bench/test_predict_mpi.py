@@ -42,5 +42,5 @@ def test_predict_has_a_prediction_for_each_way_to_serve_a_call(comm):
 
 def test_predict_refuses_one_rank(comm):
     if comm.size == 1:
-        with pytest.raises(Unsupported, match="1 rank on 1 node"):
+        with pytest.raises(Unsupported, match="1 rank: expected two or more"):
             predict(comm, ["allreduce"], [8], 0.0)

@@ -1,9 +1,16 @@
 """The full calibration: turns of calls, and the figures of all ranks."""
 
+import threading
+import time
+
 import numpy as np
+import pytest
 
 from mpidist import run_simulated
+from mpidist.backends.executor import MESSAGES
+from mpidist.communicator import full_calibration
 from mpidist.communicator.full_calibration import calibrate_fully, deviation, in_turns, tenth
+from mpidist.engine.probes import SIZES
 
 
 def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
@@ -24,6 +31,45 @@ def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
     passes = [before[3 * n : 3 * n + 3] for n in range(5)]
     assert all(sorted(one) == [(k, n) for k in range(3)] for n, one in enumerate(passes))
     assert len({tuple(k for k, _ in one) for one in passes}) > 1, "in another order"
+
+
+def test_clocks_of_other_nodes_are_set_by_rank_0s_also_where_they_run_faster(monkeypatch):
+    """Those of node b are 100 s ahead, and gain 1 % of the time."""
+    fast, real = threading.local(), time.perf_counter
+
+    def clock():
+        return real() + (100 + 0.01 * real() if getattr(fast, "is_so", False) else 0.0)
+
+    def offset(comm):
+        comm.barrier()
+        return 100 + 0.01 * real() if getattr(fast, "is_so", False) else 0.0, 0.0
+
+    monkeypatch.setattr(full_calibration, "perf_counter", clock)
+    monkeypatch.setattr(full_calibration, "clock_offset", offset)
+
+    def run(comm):
+        fast.is_so = comm.topology.node_rank == 1
+        nap = (lambda number: None, lambda: time.sleep(0.02))
+        return in_turns(comm, [nap, nap], 0.0, least=3, most=3)
+
+    first, second = run_simulated(2, run, nodes="ab")
+    assert (first == second).all()
+    assert 0.019 < np.median(first) < 0.2, "0.02 s, however long a busy machine takes"
+
+
+@pytest.mark.parametrize(("nodes", "far"), [("aabb", True), ("aab", True), ("ab", False)])
+def test_messages_between_nodes_have_curves_of_their_own(nodes, far):
+    def run(comm):
+        found = calibrate_fully(comm, 0.0)
+        two = next(one for one in comm.explain("allreduce", 1 << 16)[1] if one.executor == MESSAGES)
+        return found, two.seconds
+
+    (found, seconds), *others = run_simulated(len(nodes), run, nodes=nodes)
+    assert all(other == found for other, _ in others)
+    assert (found.far is not None) is far, "where all messages are, they are those of a node"
+    assert found.messages.one_way.sizes == SIZES and seconds > found.messages.call
+    if far:
+        assert found.far.both_ways.sizes == SIZES and found.far.call == found.messages.call
 
 
 def test_low_and_spread_of_columns():

@@ -33,10 +33,21 @@ def test_every_executor_of_every_collective_has_a_curve(comm):
 
 
 @pytest.mark.one_node
-@pytest.mark.mpi(min_size=3)
-def test_several_nodes_have_no_curves(comm):
-    nodes = on_nodes(comm, 2)
-    assert calibrate_fully(nodes, 0.0).kernels == ()
+@pytest.mark.mpi(min_size=2)
+def test_the_library_between_nodes_has_curves_and_auto_goes_by_them(comm):
+    nodes = on_nodes(comm, 1)
+    if nodes.backend.crowded:
+        assert calibrate_fully(nodes, 0.0).kernels == ()
+        return
+    found = calibrate_fully(nodes, 0.0)
+    assert {name for name, _, _ in found.kernels} == {"native"}
+    assert found.kernel("native", "allreduce").sizes == KERNELS
+    assert found.ranks_per_node == (1,) * comm.size and found.far is None
+    for collective in ("allreduce", "broadcast", "reduce_scatter"):
+        chosen, every = nodes.explain(collective, 1 << 16)
+        assert chosen.why.startswith("cost model: ") and not chosen.missing
+        assert next(one for one in every if one.name == "native").basis == MEASURED
+    assert (nodes.allreduce(np.ones(1 << 12, np.float32)) == comm.size).all()
     nodes.free()
 
 

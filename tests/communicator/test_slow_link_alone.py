@@ -48,6 +48,26 @@ def test_auto_takes_two_levels(cluster, python):
         job(cluster, python, "chosen")
 
 
+def test_a_calibration_has_curves_of_the_link(cluster):
+    job(cluster, sys.executable, "calibrated")
+
+
+def test_calibrate_writes_what_explain_and_auto_use(cluster, tmp_path):
+    """A file of one rank on each node; another shape of nodes is refused by name."""
+    path = str(tmp_path / "machine.json")
+
+    def command(*words, ranks=2):
+        finished = cluster.mpiexec(ranks, "-m", "mpidist", *words, limit=LIMIT)
+        assert finished.status == 0, finished.output
+        return finished.output
+
+    assert f"written to {path}" in command("calibrate", "--force", "--budget", "1s", "-o", path)
+    told = command("explain", "allreduce", "64K", "--tuning", path)
+    assert "cost model: " in told and "measured, by the calibration" in told
+    refused = command("explain", "allreduce", "64K", "--tuning", path, ranks=4)
+    assert "2 ranks on 2 nodes" in refused and "4 ranks on 2 nodes" in refused
+
+
 def test_two_levels_are_faster_than_the_ring(cluster):
     """At the best of some attempts; by how much, docs/hierarchical.rst says of a quiet machine."""
     ratios = {}

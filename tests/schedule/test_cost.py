@@ -11,6 +11,7 @@ from mpidist.errors import InvalidArgument, InvalidRank, ScheduleError
 from mpidist.schedule import Algorithm, Fold, Get, Meet, Recv, Send, algorithms, prove
 from mpidist.schedule.cost import Link, Sharing, cost, timed
 from mpidist.schedule.memories import MEMORIES
+from mpidist.schedule.memory import SymbolicMemory
 from mpidist.schedule.model import Curve, Messages
 from mpidist.schedule.registry import documented_costs
 
@@ -302,6 +303,22 @@ def test_messages_between_nodes_and_memory_inside():
     assert fast.read == (n, n, n, n) and sum(fast.stored) == 0
     slow = cost("allreduce", name, 4, n, **rates, sharing=dear)
     assert slow.seconds == pytest.approx(2 * n)
+
+
+def test_a_link_of_measured_messages_overlaps_their_latencies():
+    """Two messages of a node cross one link: it is busy without the latency."""
+    far = replace(Messages.straight(5.0, 1.0, 0.0), further=2.0)
+    groups, free = ((0, 1), (2, 3)), Messages.straight(0.0, 0.0, 0.0)
+
+    def lanes(rank, size):
+        yield Send(rank + 2, 0) if rank < 2 else Recv(rank - 2, 0)
+
+    known = Algorithm("allreduce", "lanes", lanes, blocks=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SymbolicMemory, "check_end", lambda *_: (None, True))
+        both = timed("allreduce", known, 4, 10, free, groups=groups, link=far).seconds
+        line = timed("allreduce", known, 4, 10, free, groups=groups, link=Link(5.0, 1.0)).seconds
+    assert both == 12.0 + 15.0 and line == 30.0
 
 
 def test_memory_is_like_messages_by_default():

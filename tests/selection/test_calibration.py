@@ -15,7 +15,7 @@ from tests.support.choices import KNOWN, full, table
 NEAR = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
 EVERYTHING = replace(
     full({("native", "allreduce"): 1e-6}, (2, 2)),
-    far=Link(1e-4, 8e-9),
+    far=replace(Link(1e-4, 8e-9).messages, further=1e-5),
     slots=replace(NEAR, call=2e-6, beyond=None, cache=0),
     published=NEAR,
     noise=0.125,
@@ -26,7 +26,7 @@ def test_straight_lines_are_the_papers_model():
     known = Calibration.straight(1e-5, 1e-9, 1e-10, Link(1e-4, 0.0))
     assert known.messages.one_way == Curve.line(1e-5, 1e-9)
     assert known.messages.combine == Curve.line(0.0, 1e-10)
-    assert known.far == Link(1e-4, 0.0) and known.kernels == ()
+    assert known.far == Link(1e-4, 0.0).messages and known.kernels == ()
 
 
 def test_a_kernel_is_found_by_executor_and_collective():
@@ -71,6 +71,7 @@ def test_a_file_keeps_calibrations_beside_entries(tmp_path):
         (("messages", "speed"), 1.0, r"messages.speed is unknown"),
         (("messages",), {}, r"messages.call is missing"),
         (("far",), 3, r"far is 3: expected an object or null"),
+        (("far",), {"alpha": 1e-4, "beta": 0.0}, r"far.alpha is unknown"),
         (("published", "read"), 1e-10, r"published.read is 1e-10: expected an object"),
         (("slots", "call"), "x", r"slots.call is 'x': expected a number"),
         (("kernels",), [["native", "allreduce"]], r"kernels\[0\].*expected a list of 3"),

@@ -188,6 +188,30 @@ FAR = Calibration.straight(1e-6, 3e-10, 1e-10, Link(1e-4, 8e-9))
 NODES = tuple(tuple(range(8 * k, 8 * k + 8)) for k in range(8))
 
 
+def test_a_full_calibration_of_two_nodes_chooses_among_levels_too():
+    """All algorithms and the library's own time; as a configuration counts nodes, the rules."""
+    two, call = ((0, 1), (2, 3)), call_for(1 << 18)
+    means = means_of(two)
+    link = Link(138e-6, 8.6e-9).messages
+    slow = full({NATIVE: 1.0}, (2, 2), far=link)
+    candidate = chosen(None, call, means=means, groups=two, calibration=slow)
+    assert candidate.choice is not None and candidate.choice.algorithm.local, candidate.why
+    assert candidate.why.startswith("cost model: hierarchical")
+    quick = full({NATIVE: 1e-9}, (2, 2), far=link)
+    assert chosen(None, call, means=means, groups=two, calibration=quick).name == "native"
+    other = means_of(((0, 1, 2), (3,)))
+    candidate = chosen(None, call, means=other, groups=two, calibration=quick)
+    assert candidate.why.startswith("shipped rule"), "of other nodes the times say nothing"
+
+
+def test_a_full_calibration_of_many_ranks_compares_two_levels_on_fewer():
+    known = full({NATIVE: 1e-9}, (8,) * 8, far=Link(138e-6, 8.6e-9).messages)
+    call, means = call_for(1 << 16, size=64), means_of(NODES)
+    candidate = chosen(None, call, means=means, groups=NODES, calibration=known)
+    assert candidate.why.startswith("cost model with the measured links: native"), candidate.why
+    assert "of 16 ranks on 4 nodes" in candidate.why
+
+
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), NODES], ids=["4 ranks", "64 ranks"])
 def test_measured_links_decide_between_nodes(groups):
     """Two levels over a link that is slower than memory; over one that is alike native, or a ring.

@@ -77,7 +77,7 @@ def test_communicators_of_one_shape_share_their_predictions():
     )
     assert first.model is second.model is not other.model
     assert (
-        Estimates("a library", two, True, replace(KNOWN, far=Link(1.0, 0.0))).model
+        Estimates("a library", two, True, replace(KNOWN, far=Link(1.0, 0.0).messages)).model
         is not first.model
     )
 

@@ -7,6 +7,7 @@ import numpy as np
 
 import mpidist
 from mpidist.bench.training import overlaps, waiting
+from mpidist.communicator.full_calibration import calibrate_fully
 from mpidist.schedule import algorithms, find
 from tests.support import collectives as cases
 
@@ -131,7 +132,24 @@ def hidden(comm):
         print(f"{auto}: {100 * found[auto]:.0f}, thread: {100 * found['thread']:.0f}", flush=True)
 
 
-PARTS = {part.__name__: part for part in (right, every, chosen, faster, symmetric, hidden)}
+def calibrated(comm):
+    """A full calibration has curves of the link, by which "auto" chooses alike on all ranks."""
+    found, wire = calibrate_fully(comm, 1.0), (1 << 20) * 8e-9
+    assert comm.allgather_object(found) == [found] * comm.size
+    assert found.ranks_per_node == (2, 2) and {name for name, _, _ in found.kernels} == {"native"}
+    for curve in (found.far.one_way, found.far.both_ways):
+        assert wire / 2 < curve.at(1 << 20) < 50 * wire, curve
+    assert found.messages.one_way.at(1 << 20) < found.far.one_way.at(1 << 20)
+    for collective in ("allreduce", "broadcast", "reduce_scatter"):
+        chosen = comm.explain(collective, 1 << 20)[0]
+        assert chosen.why.startswith("cost model: "), chosen.why
+        assert len(set(comm.allgather_object((chosen.name, chosen.why)))) == 1
+        cases.CHECKS[collective](comm, "auto", 1 << 16, "float32", 0, False)
+
+
+PARTS = {
+    part.__name__: part for part in (right, every, chosen, faster, symmetric, hidden, calibrated)
+}
 
 
 def main(part):
