@@ -436,25 +436,37 @@ class MpiBackend(Backend):
     def split(self, color: int | None, key: int) -> MpiBackend | None:
         """Return a backend over the ranks of one color, ordered by key, or None for color None."""
         colors = self.everyone((color, key, self.rank))
-        if color is None:
-            return None
         members = [r for c, k, r in sorted(colors, key=lambda e: e[1:]) if c == color]
-        return self._over(members, SPLIT)
+        return self._over(members if color is not None else (), SPLIT, by_all=True)
 
     def subgroup(self, ranks: Sequence[int], tag: int) -> MpiBackend:
         """Return a backend over `ranks`, in that order; only these call it, with the same tag."""
-        return self._over(ranks, of_group(tag))
+        made = self._over(ranks, of_group(tag), by_all=len(ranks) == self.size)
+        assert made is not None
+        return made
 
-    def _over(self, ranks: Sequence[int], tag: int) -> MpiBackend:
-        """Return a backend over `ranks`, in that order; collective over these only.
+    def _over(self, ranks: Sequence[int], tag: int, by_all: bool) -> MpiBackend | None:
+        """Return a backend over `ranks`, in that order; None over none.
 
-        `tag` is that of the MPI call.  MPI's split would be a collective of all ranks.
+        Collective over these, or over all ranks, then also for parts without members in common.
+        `tag` is that of the MPI call.
         """
+        tolerant = by_all and ulfm.tolerates_faults()
+        if not (ranks or tolerant):
+            return None
         group = self.comm.Get_group()
         part = group.Incl(ranks)
-        made = self.comm.Create_group(part, tag)
-        for used in (part, group):
-            used.Free()
+        try:
+            if tolerant:
+                look = None if self.liveness is None else self.liveness.check
+                made = ulfm.part(self.comm, part, look)
+            else:  # MPI's split would be a collective of all ranks
+                made = self.comm.Create_group(part, tag)
+        finally:
+            for used in (part, group):
+                used.Free()
+        if not ranks:
+            return None
         return MpiBackend(made, **self._known_of(ranks), own=True, generation=self.generation)
 
     def _known_of(self, ranks: Sequence[int]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ an error instead of ending the job, and a communicator can be left by three call
     Revoke   every operation on it, of any rank, raises an error from now on
     Shrink   a new communicator of the ranks that are alive, in the same order
     Agree    the least of the ranks' flags: also of a broken communicator, and the same on all
+
+To make a communicator is where the library itself (5.0.11) goes wrong at a loss: see :func:`part`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ..errors import RankFailed
 from .liveness import FAULT_TOLERANT
 from .waiting import poll
 
@@ -33,6 +36,7 @@ LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 """The classes of errors after a loss; an error in the statuses, or of no class, may hide them."""
 LIMIT = 30.0  # seconds for a call of the library that all ranks have come to
 KNOWN_WITHIN = 0.3  # seconds from an error by a loss until the library tells which rank is lost
+_LOOK = 1e-3  # seconds between two looks for dead ranks while a communicator is made
 
 
 def why_not(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -134,6 +138,45 @@ def agree(
         if not ended:
             _unfinished.append((request, flags))
     return (bool(flags[0]), lost) if ended else None
+
+
+def part(comm: MPI.Intracomm, group: MPI.Group, look: Callable[[], object] | None) -> Any:
+    """Return a communicator of this rank's group; collective over all of `comm`.
+
+    The groups of two ranks are the same, or have no member in common; COMM_NULL for an empty one.
+    ``look()`` is called now and then, by another thread: if it raises RankFailed, the call ends
+    with an error on every rank, and `comm` is revoked.
+    """
+    # If a rank dies in a call that makes a communicator, the library (5.0.11)
+    #
+    # - waits for it for ever, also when `comm` is revoked, in MPI_Comm_create_group, which does not
+    #   ask whether its receives have failed (comm_request.c): MPI_Comm_create of all ranks does;
+    # - crashes if it hears of the death when the communicator is in its list and not complete
+    #   (comm_ft_revoke.c): it hears after 20 ms or more, by then `comm` is revoked and left;
+    # - takes the number of the failed call for the least that is pending (comm_cid.c): calls on
+    #   communicators of higher numbers wait for ever, until there is one on that of the lowest.
+    if look is None or MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return comm.Create(group)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            try:
+                look()
+            except RankFailed:
+                revoke(comm)
+                return
+
+    watcher = threading.Thread(target=watch, name="mpidist-part", daemon=True)
+    watcher.start()
+    try:
+        return comm.Create(group)
+    except MPI.Exception:
+        MPI.COMM_SELF.Dup().Free()
+        raise
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def shrink(comm: MPI.Intracomm, deadline: float | None) -> Any:

@@ -141,14 +141,17 @@ def before_calls(comm: Communicator, act: Callable[[], object] | None) -> None:
     comm._door.before(act)
 
 
-def over(comm: Communicator, ranks: Sequence[int]) -> Communicator:
-    """Return a communicator of some ranks, with the settings and name of `comm`; their collective.
+def over(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
+    """Return a communicator of some ranks, with the settings and name of `comm`; collective.
 
-    `ranks` are the members, in the order of their ranks in the new communicator.
+    `ranks` are the members, in the order of their ranks in the new communicator; None on others.
     """
     with comm._door:
-        comm._messages.meet(list(ranks), 0)
-        made = comm._without_lost(comm.backend.subgroup(ranks, 0))
+        mine = (0, ranks.index(comm.rank)) if comm.rank in ranks else (None, 0)
+        backend = comm._sequencer.meet("split", lambda: comm.backend.split(*mine))
+        if backend is None:
+            return None
+        made = comm._without_lost(backend)
     made.name = comm.name
     if made.backend.track is not None:
         made.backend.track.name(made.name)

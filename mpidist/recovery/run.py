@@ -132,7 +132,9 @@ class _Job:
             self.number = self.world.rank if self.world.rank < self.size else None
         else:  # by a call before, with a loss: MPI's own world is of no use any more
             world, self.size, self.number = _left
-            self.world = layers.over(world, range(world.size))
+            again = layers.over(world, range(world.size))
+            assert again is not None
+            self.world = again
         if not min_ranks <= self.size:
             raise InvalidArgument(f"min_ranks={min_ranks}: expected at most {self.size}, the ranks")
         self.comm: Communicator | None = None
@@ -140,7 +142,8 @@ class _Job:
         self.measured: Any = None  # by the communicator before
         self.generation = 0
         self._since = 0.0
-        self._members = list(range(self.size))  # the ranks of the world that train
+        # The ranks of the world that train; None while the numbers are dealt, by all ranks.
+        self._members: list[int] | None = None
         self.why_not = self.world.backend.why_no_survivors() if self.world.size > 1 else "one rank"
         alone = self.world.size == 1 or records.folder() is not None  # or it is started again
         if self.why_not and not alone and self.world.rank == 0:
@@ -184,6 +187,7 @@ class _Job:
         #
         # Without a spare the numbers 0 2 3 become 0 1 2.
         _phase("deals the numbers")
+        self._members = None
         numbers = layers.everyone(self.world, self.number)
         free = sorted(set(range(self.size)) - set(numbers))
         spares = [r for r, number in enumerate(numbers) if number is None]
@@ -194,16 +198,16 @@ class _Job:
             raise InvalidArgument(
                 f"md.elastic: {counted(len(members), 'rank')} are left, min_ranks={self.min_ranks}"
             )
-        self._members, self.size, here = members, len(members), self.world.rank
+        self.size, here = len(members), self.world.rank
         self.number = members.index(here) if here in members else None
-        if self.number is not None:
-            all_of_them = members == list(range(self.world.size))
-            self.comm = self.world if all_of_them else layers.over(self.world, members)
+        all_of_them = members == list(range(self.world.size))
+        self.comm = self.world if all_of_them else layers.over(self.world, members)
+        self._members = members
 
     def _train(self, train: Callable[[Communicator], Any]) -> Any:
         """Call the function, and tell the spares when it has ended on all ranks."""
-        comm = self.comm
-        assert comm is not None
+        comm, members = self.comm, self._members
+        assert comm is not None and members is not None
         launch.take_place(comm)
         _phase("restores the state of the last commit" if self.generation else "begins")
         known = self.state.begin(comm, self.lost, self.measured)
@@ -221,7 +225,7 @@ class _Job:
         comm.barrier()
         if comm.rank == 0:
             note = np.zeros(1, np.int64)
-            others = set(range(self.world.size)) - set(self._members)
+            others = set(range(self.world.size)) - set(members)
             for spare in sorted(others):
                 self.world.send(note, spare, tag=_ENDED)
         return result
@@ -229,8 +233,9 @@ class _Job:
     def _wait(self) -> None:
         """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
         _phase("waits as a spare")
-        world, note = self.world, np.zeros(1, np.int64)
-        ended = world.irecv(note, self._members[0], tag=_ENDED)
+        world, members, note = self.world, self._members, np.zeros(1, np.int64)
+        assert members is not None
+        ended = world.irecv(note, members[0], tag=_ENDED)
         while not ended.test():
             lost = self._lost()
             if lost:
@@ -260,7 +265,8 @@ class _Job:
         # ReplicasDiffer: the rank at fault ends itself.
         kinds = (CommunicationError, LaunchError, RuntimeError, ReplicasDiffer)
         follows = isinstance(error, kinds)
-        while not self._lost():
+        # Of a lost spare a rank that has dealt the numbers hears by others alone, which have not.
+        while not (self.world.backend.lost() if follows else self._lost()):
             if not follows or time.monotonic() > until:
                 return False
             time.sleep(1e-3)
@@ -268,9 +274,9 @@ class _Job:
         return not any(map(self.world.backend.raised, self._lost()))
 
     def _lost(self) -> dict[int, str]:
-        """Return the lost ranks of those that train: a spare is not needed."""
-        lost = self.world.backend.lost()
-        return {r: why for r, why in lost.items() if r in self._members}
+        """Return the lost ranks of those that train: a spare is needed in the deal only."""
+        lost, members = self.world.backend.lost(), self._members
+        return {r: why for r, why in lost.items() if members is None or r in members}
 
     def _leave(self, error: Exception) -> None:
         """Let the calls of all ranks end, and free what belongs to this generation."""
@@ -299,13 +305,11 @@ class _Job:
         for ddp in self.state.leave():
             ddp.abandon()
         self.comm = None
-        self.lost = self._by_number()
+        if self._members is not None:  # else whoever is lost had no number yet
+            members = self._members
+            self.lost = {members.index(r): why for r, why in self._lost().items()}
         self.world = self.world.survivors()
         self.generation += 1
-
-    def _by_number(self) -> dict[int, str]:
-        """Return the lost ranks that were training, by their numbers, and how each ended."""
-        return {self._members.index(r): why for r, why in self._lost().items()}
 
 
 def _phase(what: str) -> None:

@@ -30,7 +30,7 @@ CHAINS = [
     "recv recv-from-any irecv posted",
     "background large-native native-background symmetric-background",
     "barrier:segv broadcast:exit3 objects empty",
-    "sub native:exit3 symmetric",
+    "sub native:exit3 split symmetric",
 ]
 
 
@@ -53,6 +53,17 @@ def test_every_call_is_left_when_a_rank_is_lost(names):
     assert said(done, "left 2") == [0, 1], done.output
     # Open MPI's own mpirun has the exit code of a rank that ended by one.
     assert done.status == (3 if "exit3" in names else 0), done.output
+
+
+def test_split_is_left_when_a_rank_dies_in_the_call_of_the_library():
+    done = lossy(7, "in_split")
+    assert said(done, "left 2") == [0, 1] and not done.status, done.output
+
+
+@pytest.mark.long
+def test_part_without_the_lost_rank_stays_usable_after_a_split_that_was_left():
+    done = lossy(4, "beside_split")
+    assert said(done, "right") == [0, 1, 2] and not done.status, done.output
 
 
 def test_two_at_once():

@@ -74,6 +74,9 @@ def test_spare_takes_the_place(survives, point):
         ("0:before:5 2:before:5", 2),  # two at once
         late("1:before:5 3:before:3", 2),  # the first spare, later
         late("0:after:5 3:before:1", 2),  # the first spare, at once
+        ("0:before:9 1:part:2", 2),  # while MPI makes the communicator of the next generation
+        late("0:before:9 3:part:2", 3),  # the spare that is to take the place, there
+        late("0:before:9 4:part:2", 2),  # one that is to wait
     ],
 )
 def test_any_rank_at_any_time(survives, kills, spares):

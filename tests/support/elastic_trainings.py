@@ -5,8 +5,9 @@ file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of
 comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
 job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
 mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
-printed as "lines COUNT".  With MORE a later start of the job ends as many steps behind its first
-one: so the first start can go on until the test has lost a node, however long that takes.
+printed as "lines COUNT".  "part" is where MPI is to make a communicator of some of the ranks.  With
+MORE a later start of the job ends as many steps behind its first one: so the first start can go on
+until the test has lost a node, however long that takes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 import mpidist as md
 from mpidist import nn
+from mpidist.communicator.launch import start_mpi
 from mpidist.gpu.heap import DeviceHeap
 
 WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
@@ -55,6 +57,23 @@ def at(point: str) -> None:
     if HOW == "exit":
         os._exit(3)
     os.kill(os.getpid(), {"kill": 9, "crash": 11}[HOW])
+
+
+def _die_in_part() -> None:
+    start_mpi("multiple")
+    from mpidist.backends import ulfm  # which starts MPI
+
+    part = ulfm.part
+
+    def deadly(*arguments):
+        at("part")
+        return part(*arguments)
+
+    ulfm.part = deadly
+
+
+if "part" in (point for _, point, *_ in KILLS):
+    _die_in_part()
 
 
 def done(comm, state, arrays) -> None:

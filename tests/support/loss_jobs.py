@@ -90,6 +90,7 @@ def ways(comm):
         "posted": lambda: comm.wait_all([comm.post_recv(np.empty(3), right)]),
         "sub": partial(sub.allreduce, x),
         "empty": lambda: comm.empty(10),
+        "split": lambda: comm.split(0).free(),
         # Half of the ranks meet the loss in a call among themselves, the other half in the next.
         "half": lambda: [half.allreduce(x, algorithm="native"), comm.barrier()],
     }
@@ -181,6 +182,55 @@ def die_in(name, calls):
         return result
 
     setattr(ulfm, name, deadly)
+
+
+def in_split():
+    """Ranks die in the library's call that makes a communicator: one at once, others later."""
+    comm = mpidist.init(timeout=DEADLINE)
+    for microseconds in (0, 30, 60, 100, 200):
+        comm.barrier()
+        victim = comm.size // 2
+        if comm.rank == victim:
+            die_in_part(microseconds)
+        split = partial(comm.split, 0 if comm.rank else None)
+        try:
+            again(split)
+        except RankFailed as error:
+            assert error.ranks in ((victim,), ()), error
+        comm = comm.survivors()
+        right(comm)
+    say(comm, f"left {comm.size}")
+
+
+def beside_split():
+    """A part that the lost rank was not in stays usable, after a split of all that it died in."""
+    comm = mpidist.init(timeout=DEADLINE)
+    rest = comm.split(0 if comm.rank < 3 else 1)
+    comm.barrier()
+    if comm.rank == 3:
+        die_in_part(0)
+    try:
+        again(partial(comm.split, 0))
+    except RankFailed as error:
+        assert error.ranks in ((3,), ()), error
+    right(rest)
+    say(rest, "right")
+    os._exit(0)
+
+
+def die_in_part(microseconds):
+    """Die so long after this rank comes to ulfm.part."""
+    from mpidist.backends import ulfm  # not before init: it starts MPI, with its own settings
+
+    part = ulfm.part
+
+    def deadly(*arguments):
+        if not microseconds:
+            die()
+        signal.setitimer(signal.ITIMER_REAL, microseconds * 1e-6)
+        return part(*arguments)
+
+    ulfm.part = deadly
 
 
 def stopped_in_shrink():
