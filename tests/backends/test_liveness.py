@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -48,6 +49,35 @@ def loss(alive):
 def files():
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("closely", [False, True])
+def test_process_with_much_memory_is_lost_before_it_is_freed(closely):
+    """The kernel takes some 50 ms for 200 MB, and only then is the file descriptor readable."""
+    hold = "x = bytearray(b'1') * (200 << 20); print(1, flush=True); import sys; sys.stdin.read()"
+    for _ in range(20):  # this process may lose its core for as long
+        made = subprocess.Popen(
+            [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with made, child() as other:
+            assert made.stdout.read(1) == b"1"
+            alive = watched({1: made.pid, 2: other.pid})
+            handle = os.pidfd_open(made.pid)
+            made.kill()
+            error = None
+            while not (alive.look() if closely else error):
+                try:
+                    alive.check()
+                except RankFailed as failed:
+                    error = failed
+            freed = select.select([handle], [], [], 0)[0]
+            os.close(handle)
+            assert (
+                alive.lost[1].endswith("was killed by signal 9 (SIGKILL)") and len(alive.lost) == 1
+            )
+        if not freed:
+            return
+    raise AssertionError("it was never known before")
 
 
 @pytest.mark.parametrize("reaped", [False, True])
