@@ -166,7 +166,7 @@ def perform(launch: Launch, options, folder: Path, beside: bool = False) -> None
         alone = {"MPIDIST_RANKS_PER_NODE": "1"} if launch.nodes else {}
         finished = run(command, patience(jsonl, options.limit), environment(**alone), on_line=show)
     if beside:
-        print(title, finished.output.replace("\0", ""), sep="\n", flush=True)
+        print(title, finished.output, sep="\n", flush=True)
     launch.results = Results.read(jsonl)
     launch.refused = refused(launch.results.skipped)
     launch.finished = finished

@@ -40,7 +40,7 @@ def mpidist(*arguments, ranks=2, status=0, cwd=None):
     done = run([*start, *arguments], LIMIT, env=plain(), cwd=cwd)
     assert done.status is not None, f"timed out\n{done.output}"
     assert (done.status == status) if status is not None else done.status, done.output
-    return done.output.replace("\0", "")
+    return done.output
 
 
 @pytest.mark.long

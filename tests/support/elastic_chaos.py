@@ -106,7 +106,6 @@ def train(
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         finished = processes.run(command, SECONDS, environ, cwd=folder)
-        finished.output = finished.output.replace("\0", "")  # prterun writes some
         ended.set()
         killer.join()
         return finished, killed, watched.done()

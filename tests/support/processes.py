@@ -85,5 +85,10 @@ def run(
     cwd: str | os.PathLike | None = None,
     on_line: Callable[[str], object] = lambda line: None,
 ) -> Finished:
-    """Run `command` within the limit; by default in the environment of `environment`."""
-    return run_limited(command, limit, environment() if env is None else env, cwd, on_line)
+    """Run `command` within the limit; by default in the environment of `environment`.
+
+    Its output is without the NULs that prterun writes, now and then at the begin of another's line.
+    """
+    finished = run_limited(command, limit, environment() if env is None else env, cwd, on_line)
+    finished.output = finished.output.replace("\0", "")
+    return finished
