@@ -554,26 +554,29 @@ def kept_gradient(evidence: Evidence) -> str | None:
     size, parts = len(evidence.holders(found)), evidence.parts(found)
     keeping: set[int] = set()
     for rank in found.ranks:
-        step = evidence.runs.step_of(rank, number - 1)
-        before = None if step is None else step.tensors.get("gradients", {}).get(found.name)
-        if before is None or rank not in parts or not (norm := before.parts[rank].squares):
+        # The last step that used it: one of other optimizers may be between.
+        before = (evidence.runs.step_of(rank, k) for k in range(number - 1, 0, -1))
+        last = next((k for k in before if k and found.name in k.tensors.get("gradients", {})), None)
+        past = last and last.tensors["gradients"][found.name].parts.get(rank)  # None: no gradient
+        if not last or not past or rank not in parts:
             return None
         # Sketches are linear: that of a sum is the sum of theirs.  Averaged over N ranks, of which
         # k keep theirs, the gradients of all contain k/N of those before.
-        past = before.parts[rank]
-        c = float((parts[rank].sums - wanted.sums) @ past.sums) / norm
-        k = round(c * size)
+        norm = float(past.sums @ past.sums)  # of the sketch: that of the tensor is not as exact
+        c = float((parts[rank].sums - wanted.sums) @ past.sums) / norm if norm else 0.0
+        k = round(c * size) if np.isfinite(c) else 0
         if not 0 < k <= size or not evidence.close(
             found, parts[rank], wanted + _scaled(past, k / size)
         ):
             return None
         keeping.add(k)
+        earlier = last.number
     alone = keeping == {size}
     if not alone and (len(keeping) > 1 or evidence.alone):
         return None
     where = named(found.ranks) if alone else f"{keeping.pop()} of {size} ranks"
     return (
-        f"the gradients contain those of step {number - 1}, too, on {where}: they are not set to "
+        f"the gradients contain those of step {earlier}, too, on {where}: they are not set to "
         f"zero there before backward; optimizer.zero_grad() is missing{evidence.site('step')}"
     )
 

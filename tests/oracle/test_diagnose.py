@@ -172,6 +172,21 @@ def kept_on_a_rank(training):
         training._set(training.ranks[1], name, training.ranks[1]["gradients"][name] + x)
 
 
+@fault("gradients", "body.weight", [1], "those of step 1, too, on rank 1", "zero_grad()")
+def kept_over_a_step_of_another_optimizer(training):
+    kept_on_a_rank(training)
+    training.last = 3
+
+
+@fault("gradients", "head.weight", [1], "head.weight is another one on rank 1 only")
+def changed_where_the_step_before_had_none(training):
+    training.keep()
+    for data in (*training.before[0], training.before[1]):
+        data["gradients"]["head.weight"] = None
+    g = training.ranks[1]["gradients"]["head.weight"]
+    training._set(training.ranks[1], "head.weight", 3 * g)
+
+
 @fault("gradients", "body.weight", EVERY, "those of step 1, too, on 2 of 3 ranks")
 def kept_on_two_ranks_and_averaged(training):
     training.keep()

@@ -68,6 +68,7 @@ class Training:
             own = {"samples": samples[mine], "outputs": part, "loss": losses[rank]}
             self.ranks.append(copy.deepcopy({**own, "local": local[rank], **after}))
         self.before = None  # of the step before this one: a dict for each rank, and the reference's
+        self.last = 2  # number of the step after it
         self.traits = {}
         self.random_ranks = self.absent = ()
         self.exact = False  # whether the bits of all phases are recorded
@@ -89,11 +90,11 @@ class Training:
         data["parameters"][name] = data["start"][name] - np.float32(0.1) * g
 
     def _steps(self, data, before, *arguments):
-        """Return the steps of a run: the one with the number 1, or those with 1 and 2."""
+        """Return the steps of a run: the one with the number 1, or that and the last."""
         if before is None:
             return [self._step(data, *arguments)]
         last = self._step(data, *arguments)
-        last.number = 2
+        last.number = self.last
         return [self._step(before, *arguments), last]
 
     def _step(self, data, rank, owners, noise=0.0):
