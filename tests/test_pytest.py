@@ -59,7 +59,9 @@ def test_a_test_that_some_ranks_leave(tmp_path):
     """Others are called out of what they wait for, whatever their error, and of a skip, too."""
     suite = """
 import pytest
-from mpi4py import MPI
+from mpidist.pytest import reports
+
+reports.SKIPS_WITHIN = 5.0
 
 def test_own_errors(comm):
     assert comm.rank != 1, "not on this one"
@@ -88,10 +90,59 @@ def test_later(comm):
     assert time.monotonic() - begun < 90 and status == 1
     assert "failed on rank 1: AssertionError: not on this one" in output
     assert "skipped on rank 0 but not on ranks 1, 2: not here" in output
-    assert "skipped on rank 2 but not on ranks 0, 1: expected failure" in output
     assert "failed on rank 0: AssertionError: failure 0" in output
     assert "failed on rank 1: AssertionError: failure 1" in output
-    assert "4 failed, 3 passed" in output
+    assert "3 failed, 3 passed, 1 xfailed" in output
+
+
+@pytest.mark.long
+@each_mpi
+def test_what_follows_a_failure_is_none_of_its_own(python, tmp_path):
+    """Slow ranks that skip or fail as expected; waits in a teardown; fixtures, init(), SIGUSR2."""
+    suite = """
+import pytest
+import mpidist as md
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
+
+def test_slow_skip(comm):
+    if RANK: time.sleep(7)
+    pytest.skip("everywhere")
+@pytest.mark.xfail(strict=True)
+def test_slow_expected(comm):
+    if RANK: time.sleep(7)
+    assert RANK == 2, "on all but one"
+@pytest.fixture
+def ends_together(comm):
+    yield
+    comm.barrier()
+def test_teardown(comm, ends_together):
+    assert RANK == 0, f"own of {RANK}"
+    comm.barrier(), comm.barrier()
+def test_own(comm, ends_together):
+    assert RANK == 1, f"another of {RANK}"
+@pytest.fixture
+def fails_on_one(): assert RANK != 1, "not set up"
+@pytest.fixture(scope="module")
+def shared():
+    comm = md.init()
+    comm.barrier()
+    return comm
+def test_setup(fails_on_one, request): request.getfixturevalue("shared")
+def test_shared(shared): assert shared.allreduce(1) == shared.size
+def test_resets(): signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+def test_reset_within(comm):
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    time.sleep(7 if RANK else 0)
+    assert RANK, "before the others"
+def test_init(): assert md.init().allreduce(1) == md.init().size
+"""
+    status, output = run(tmp_path, suite, python=python, ranks=3, MPIDIST_TIMEOUT="90")
+    assert status == 1 and "4 failed, 4 passed, 1 skipped, 1 xfailed in" in output
+    assert "failed on rank 1: AssertionError: own of 1" in output
+    assert "failed on rank 2: AssertionError: another of 2" in output
+    assert "failed on rank 1: AssertionError: not set up" in output
+    assert "failed on rank 0: AssertionError: before the others" in output
+    assert "another rank" not in output and "broken" not in output
 
 
 @pytest.mark.long

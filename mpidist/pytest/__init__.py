@@ -21,10 +21,9 @@ from .simulated import MARKERS, SimulatedRanks, least_ranks, parse_sizes, simula
 if TYPE_CHECKING:  # importing it here would start nothing, but takes 0.2 s
     from ..communicator.communicator import Communicator
 
-__all__ = ["Exchange", "RankReports", "SimulatedRanks", "comm", "communicator", "outcome_of"]
+__all__ = ["Exchange", "RankReports", "SimulatedRanks", "comm", "outcome_of"]
 
 RANKS = pytest.StashKey[RankReports]()
-COMM = pytest.StashKey[Any]()
 
 
 def is_launched() -> bool:
@@ -112,33 +111,14 @@ def report_together(config: pytest.Config, ranks: RankReports, log: str | None =
     config.stash[RANKS] = ranks
 
 
-def communicator(config: pytest.Config) -> Communicator:
-    """Return the session's communicator; a new one after each test that failed on any rank.
-
-    A failed test may have left the ranks at different collectives, even where nothing is broken.
-    """
-    from ..communicator.launch import init, take_place
-
-    ranks = config.stash.get(RANKS, None)
-    failures = ranks.failures if ranks else 0
-    comm, before = config.stash.get(COMM, (None, 0))
-    if comm is None:
-        comm = init()
-    elif failures > before:  # the same on every rank, as `broken` need not be
-        from mpi4py import MPI
-
-        comm = init(comm=MPI.COMM_WORLD)
-        take_place(comm)  # for the tests that call init(), and because a broken one ends the job
-    config.stash[COMM] = comm, failures
-    return comm
-
-
 def session_communicator(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     """Yield the communicator of all ranks; a new one after each test that failed on any rank.
 
     Without an mpiexec that of the simulated ranks, new for each test.
     """
-    yield communicator(request.config)
+    from ..communicator.launch import init
+
+    yield init()
 
 
 comm = pytest.fixture(session_communicator)

@@ -6,13 +6,15 @@ import faulthandler
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,10 +23,14 @@ from _pytest._code.code import ReprEntryNative, ReprFileLocation, ReprTraceback,
 from _pytest.runner import runtestprotocol
 
 BAD, SKIPPED, PASSED = "failed", "skipped", "passed"
+EXPECTED, LEFT = "failed as expected", "left"  # of a rank: the latter as another one had failed
+STRICT = "[XPASS(strict)]"  # begins pytest's reason of a failure that was expected and is missed
 STACKS = signal.SIGUSR1  # makes a rank show its stacks, wherever it is
 FAILED = signal.SIGUSR2  # makes a rank look whether others have left the test that it is in
 LOOK = 1.0  # seconds for which it looks
 ALONE = 5.0  # seconds that a rank which failed leaves the others, whose failures may say more
+# And one that skipped: what a slow rank does before it skips as well may take long.
+SKIPS_WITHIN = 60.0
 
 
 class Missing(Exception):
@@ -33,6 +39,10 @@ class Missing(Exception):
     def __init__(self, ranks: list[int], seconds: float):
         self.ranks, self.seconds = ranks, seconds
         super().__init__(f"rank {', '.join(map(str, ranks))} did not come within {seconds:g} s")
+
+
+class Left(BaseException):
+    """Raised in a test that another rank has failed: pytest keeps it for no other test."""
 
 
 class Exchange:
@@ -72,7 +82,8 @@ class Exchange:
         """Exchange a value with all ranks; return all values in rank order.
 
         Raises `Missing` if values have not come within `limit` seconds.  Before, once `after`
-        seconds have passed, ``late(ranks)`` is called with the ranks whose values are missing.
+        seconds have passed, ``late(ranks)`` is called with the ranks whose values are missing; and
+        after 4 and 16 times as long: what a rank is called out of may be followed by another wait.
         """
         MPI, data = self.MPI, pickle.dumps(value)
         self.ordinal += 1
@@ -90,7 +101,7 @@ class Exchange:
                 raise Missing(missing, limit)
             if late is not None and missing and passed > after:
                 late(missing)
-                late = None
+                after *= 4
             spins = 0 if len(got) > came else spins + 1
             if spins < 200:
                 os.sched_yield()
@@ -106,10 +117,10 @@ class Exchange:
         return self.early
 
     def call(self, ranks: Sequence[int], number: signal.Signals) -> None:
-        """Send a signal to those of these ranks that are on this node."""
+        """Send a signal to those of these ranks that are on this node and handle it."""
         for peer in ranks:
             node, pid = self.places[peer]
-            if node == self.node:
+            if node == self.node and _catches(pid, number):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
@@ -150,16 +161,29 @@ class Exchange:
         self.MPI.COMM_WORLD.Abort(70)
 
 
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal; a test may have reset it to ending the process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
 LONGEST_TEXT = 20_000  # characters of one rank's traceback
 
 
 @dataclass
 class Verdict:
-    """The outcome of a test on one rank: passed, failed or skipped, with reason and traceback."""
+    """The outcome of a test on one rank, with reason and traceback.
+
+    It has passed, failed, failed as expected, been skipped, or been left as another rank failed.
+    """
 
     outcome: str
     message: str = ""  # one line
     text: str = ""  # the traceback
+    started: bool = False  # whether the rank has a default communicator
 
 
 class RankFailures(TerminalRepr):
@@ -189,7 +213,8 @@ class RankReports:
 
     This rank waits for the others `grace` seconds beyond the time limit of a test, which is `limit`
     where pytest-timeout has none.  ``abort(why)`` is called, on the rank that reports, before the
-    job is aborted.  `failures` counts the tests that failed on any rank; `running` is the last one.
+    job is aborted.  `failures` counts the tests that failed on any rank, also as expected;
+    `running` is the last one.
     """
 
     def __init__(
@@ -201,8 +226,9 @@ class RankReports:
     ):
         self.exchange, self.grace, self.abort, self.limit = exchange, grace, abort, limit
         self.failures, self.running = 0, ""
+        self._anew = False  # whether a test has failed since the default communicator was made
         self.collect_errors: list[str] = []
-        self._inside = self._left = False  # a test's code; and it was left as another rank failed
+        self._phase = self._left = ""  # of a test: that which runs, and the first that was left
         signal.signal(signal.SIGTERM, self.ended)
         signal.signal(FAILED, self.leave)
 
@@ -218,16 +244,61 @@ class RankReports:
 
     def leave(self, *_: object) -> None:
         """Handle FAILED: leave the test's code if another rank has failed or skipped that test."""
-        if not self._inside:
+        phase = self._phase
+        if not phase:
             return
         # The signal may be late, of the test before: only a verdict on this one counts.  It has
         # been sent, but MPI may have to be asked a few times until it is there.
         until = time.monotonic() + LOOK
         while time.monotonic() < until:
-            if any(found.outcome != PASSED for found in self.exchange.look().values()):
-                self._left = True
-                pytest.fail("another rank has failed or skipped this test")
+            found = [verdict.outcome for verdict in self.exchange.look().values()]
+            if any(outcome not in (PASSED, LEFT) for outcome in found):
+                self._left = self._left or phase
+                why = "another rank has failed or skipped this test"
+                # Only after a failure of its own pytest does the rest of a teardown.
+                if phase == "teardown":
+                    pytest.fail(why)
+                raise Left(why)
             time.sleep(0.001)
+
+    def _within(self, phase: str) -> Generator[None, Any, Any]:
+        """Let a phase of a test be left while it runs: not the code of pytest around it."""
+        self._phase = phase
+        try:
+            return (yield)
+        finally:
+            self._phase = ""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Make the default communicator anew after a failure, and note that a setup runs."""
+        if self._anew:
+            self._anew = False
+            renew()
+        return (yield from self._within("setup"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Let a fixture whose setup was left be set up anew by the next test."""
+        try:
+            return (yield)
+        except Left:
+            # Without a result its end would do nothing.
+            fixturedef.cached_result = None, fixturedef.cache_key(request), None  # type: ignore
+            fixturedef.finish(request)  # type: ignore[arg-type]
+            raise
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Note that the code of a test runs."""
+        return (yield from self._within("call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Note that the teardown of a test runs."""
+        return (yield from self._within("teardown"))
 
     def together(
         self,
@@ -235,6 +306,7 @@ class RankReports:
         limit: float,
         what: str,
         late: Callable[[list[int]], object] | None = None,
+        after: float = ALONE,
     ) -> list[Any]:
         """Return the values that all ranks pass to this call, in rank order.
 
@@ -242,7 +314,7 @@ class RankReports:
         the end of `what`".
         """
         try:
-            return self.exchange.everyone(value, limit, late)
+            return self.exchange.everyone(value, limit, late, after)
         except Missing as missing:
             why = f"{missing} to the end of {what}; the launch is aborted"
             if self.exchange.reports_for_all(missing.ranks):
@@ -280,20 +352,29 @@ class RankReports:
         watch = threading.Timer(self.limit + 2 * self.grace, self.stuck, [item.nodeid])
         watch.daemon = True
         watch.start()
-        self._inside, self._left = True, False
-        try:
-            reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        finally:
-            self._inside = False
+        self._left = ""
+        signal.signal(FAILED, self.leave)  # again: a test before may have set another handler
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
         watch.cancel()
         if item.config.pluginmanager.hasplugin("timeout"):
             hook.pytest_timeout_cancel_timer(item=item)  # below this rank waits for others
-        # A rank that was called out of the test has no failure of its own.
-        mine = Verdict(PASSED) if self._left else verdict_of(reports)
-        late = None if mine.outcome == PASSED else partial(self.exchange.call, number=FAILED)
-        verdicts = self.together(mine, self.limit + self.grace, item.nodeid, late)
+        # A rank that was called out of the test has only the failures that it had before.
+        left = [report.when for report in reports].index(self._left) if self._left else None
+        mine = verdict_of(reports[:left])
+        if left is not None:
+            mine = Verdict(LEFT) if mine.outcome == PASSED else mine
+            for report in reports[left:]:
+                _pass(report)
+        mine.started = is_started()
+        late = partial(self.exchange.call, number=FAILED)
+        calls = mine.outcome not in (PASSED, LEFT)
+        after = SKIPS_WITHIN if mine.outcome == SKIPPED else ALONE
+        limit = self.limit + self.grace
+        verdicts = self.together(mine, limit, item.nodeid, late if calls else None, after)
         merge(item.nodeid, reports, verdicts)
-        self.failures += any(verdict.outcome == "failed" for verdict in verdicts)
+        if any(verdict.outcome not in (PASSED, SKIPPED) for verdict in verdicts):
+            self.failures += 1
+            self._anew = all(verdict.started for verdict in verdicts)
         for report in reports:
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -329,6 +410,24 @@ class RankReports:
         signal.alarm(30)
 
 
+def is_started() -> bool:
+    """Return whether this rank has a default communicator; tests need not use mpidist."""
+    launch = sys.modules.get("mpidist.communicator.launch")
+    return launch is not None and launch.started() is not None
+
+
+def renew() -> None:
+    """Let another communicator be the default one; collective.
+
+    A failed test may have left the ranks at different collectives, even where nothing is broken.
+    """
+    from mpi4py import MPI
+
+    from ..communicator.launch import init, take_place
+
+    take_place(init(comm=MPI.COMM_WORLD))
+
+
 def outcome_of(report: Any) -> tuple[str, str]:
     """Return (outcome, one-line reason) of a report of pytest; an expected failure is "skipped"."""
     if hasattr(report, "wasxfail") and report.skipped:
@@ -349,14 +448,15 @@ def verdict_of(reports: Sequence[pytest.TestReport]) -> Verdict:
 
     Failed goes before skipped, and skipped before passed.
     """
-    verdict = Verdict("passed")
+    verdict = Verdict(PASSED)
     for report in reports:
         outcome, reason = outcome_of(report)
-        if outcome == "failed":
+        if outcome == BAD:
             text = f"[{report.when}]\n{report.longreprtext}"[-LONGEST_TEXT:]
             return Verdict(outcome, reason, text + captured(report))
-        if outcome == "skipped":
-            verdict = Verdict(outcome, reason)
+        if outcome == SKIPPED:
+            expected = hasattr(report, "wasxfail")
+            verdict = Verdict(EXPECTED, report.wasxfail) if expected else Verdict(SKIPPED, reason)
     return verdict
 
 
@@ -368,22 +468,42 @@ def captured(report: pytest.TestReport) -> str:
 def merge(nodeid: str, reports: Sequence[Any], verdicts: list[Verdict]) -> None:
     """Mark the test as failed in this rank's reports if it failed on any rank, with all failures.
 
-    `verdicts` are those of all ranks.  A test that some ranks skipped and others ran fails too.
+    `verdicts` are those of all ranks.  A test that some ranks skipped and others ran fails too.  An
+    expected failure may be that of any rank.
     """
+    by_outcome: dict[str, list[int]] = {}
+    expected = any(verdict.outcome == EXPECTED for verdict in verdicts)
+    for rank, verdict in enumerate(verdicts):
+        if expected and verdict.outcome == BAD and verdict.message.startswith(STRICT):
+            verdict.outcome = PASSED
+        by_outcome.setdefault(verdict.outcome, []).append(rank)
     failures = together_by_message(verdicts)
-    ran = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "passed"]
-    skipped = [rank for rank, verdict in enumerate(verdicts) if verdict.outcome == "skipped"]
+    skipped = by_outcome.pop(SKIPPED, [])
+    ran = sorted(rank for ranks in by_outcome.values() for rank in ranks)
     if skipped and ran and not failures:
         verdict = verdicts[skipped[0]]
-        verdict.outcome = "failed"
+        verdict.outcome = BAD
         failures = [(f"skipped on {named(skipped)} but not on {named(ran)}", verdict.message, "")]
-    if not failures:
+    if not failures and not expected:
         return
     own = [report for report in reports if report.failed]
     report = (own or [r for r in reports if r.when == "call"] or reports)[0]
-    report.outcome = "failed"
-    report.longrepr = RankFailures(nodeid, failures)
-    report.sections = []  # each failure brings its own
+    if failures:
+        report.outcome = BAD
+        report.longrepr = RankFailures(nodeid, failures)
+        report.sections = []  # each failure brings its own
+        if hasattr(report, "wasxfail"):
+            del report.wasxfail
+        return
+    first = next(verdict for verdict in verdicts if verdict.outcome == EXPECTED)
+    for each in own:  # passed against expectation
+        _pass(each)
+    report.outcome, report.wasxfail = SKIPPED, first.message
+
+
+def _pass(report: Any) -> None:
+    """Let a report be that of a phase that has passed."""
+    report.outcome, report.longrepr = PASSED, None
     if hasattr(report, "wasxfail"):
         del report.wasxfail
 

@@ -5,7 +5,7 @@ Skipped where there is none.
 
 import pytest
 
-from mpidist.pytest import communicator
+import mpidist as md
 from tests.support.gpu_kits import NEEDS_GPU, torch_for_gpu
 
 from . import test_process_group_gpu_mpi as cases
@@ -16,10 +16,10 @@ test_streams = None  # of stand-ins
 
 
 @pytest.fixture(autouse=True, scope="module")
-def asked(request):
+def asked():
     """Makes every tensor of the tests on this rank's GPU."""
     torch = torch_for_gpu()
-    torch.cuda.set_device(communicator(request.config).use_gpu())
+    torch.cuda.set_device(md.init().use_gpu())
     torch.set_default_device("cuda")
     yield
     torch.set_default_device("cpu")
