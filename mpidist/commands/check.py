@@ -121,7 +121,7 @@ def _difference(row: Row, found: Difference, ranks: int) -> str:
         return f"first: {found.name}, missing on rank {', '.join(map(str, found.missing))}"
     if found.extra:
         return f"first: {found.name}, {which}, which the reference does not have"
-    size = "other bits, " if row.exact else ""
+    size = "other bits, " if found.exact else ""
     size += f"distance {found.distance:.1e}"
     if found.norm:
         size += f" of a norm of {found.norm:.1e}"

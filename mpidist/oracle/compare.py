@@ -54,6 +54,7 @@ class Difference:
     norm: float = 0.0  # of the reference
     missing: list[int] = field(default_factory=list)  # ranks without this tensor
     extra: bool = False  # whether it is the reference that does not have it
+    exact: bool = False  # whether the bits were compared, as DDP(reproducible=) promises them
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class Row:
     worst: float = 0.0  # largest distance, as a multiple of noise
     at: str = ""  # and the tensor that has it
     note: str = ""
-    exact: bool = False  # whether the bits were compared, as DDP(reproducible=) promises them
+    exact: bool = False  # whether the bits of all tensors were compared
 
 
 class Runs:
@@ -303,6 +304,8 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
             for rank, known in mine.items()
             if (part := expected[rank]) is not None
         ]
+    found.exact = row.phase in EXACT and any(each is not None for each in bits.values())
+    row.exact &= found.exact
     for rank, one, other in pairs:
         norm = math.sqrt(other.squares)
         apart = distance(one, other)
@@ -310,12 +313,11 @@ def _compare_tensor(runs: Runs, row: Row, imprint: Imprint) -> None:
         times = apart / unit if unit else (math.inf if apart else 0.0)
         if times > row.worst and times <= FACTOR:
             row.worst, row.at = times, name
-        same = rank not in mine or row.phase not in EXACT or mine[rank].hash == bits.get(rank)
+        same = rank not in mine or not found.exact or mine[rank].hash == bits.get(rank)
         if times > FACTOR or not math.isfinite(apart) or not same:
             found.ranks.append(rank)
             if apart >= found.distance:
                 found.distance, found.noise, found.norm = apart, unit, norm
-    row.exact &= any(each is not None for each in bits.values())
     if imprint.how in ("loss", "part") and found.ranks:
         found.ranks = list(mine)
     if found.missing:

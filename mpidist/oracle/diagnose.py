@@ -11,7 +11,6 @@ import numpy as np
 
 from ..measure import counted, plural
 from .compare import (
-    EXACT,
     FACTOR,
     Difference,
     Row,
@@ -481,7 +480,7 @@ def global_loss(evidence: Evidence) -> str | None:
 def other_bits(evidence: Evidence) -> str | None:
     """Find what is equal but for rounding, where ``reproducible=`` promises the same bits."""
     found = evidence.first
-    if evidence.row.phase not in EXACT or not evidence.row.exact or found.missing or found.extra:
+    if not found.exact or found.missing or found.extra:
         return None
     if found.distance > FACTOR * found.noise:
         return None

@@ -75,8 +75,10 @@ def install(taps: Taps, number: int, link: Link | None = None) -> None:
         if callable(getattr(module, "parameters", None)) and not isinstance(module, DDP):
             taps.know(adapter(library(module), "taps").LIBRARY, module)
         wrap(model, module, *arguments, **options)
-        taps.writer.facts(wrapper="DDP", reproducible=options.get("reproducible", 0))
-        taps.exact |= bool(options.get("reproducible"))
+        taps.writer.facts(wrapper="DDP")
+        if options.get("reproducible"):
+            taps.writer.facts(reproducible=options["reproducible"])
+            taps.promise_bits(model.framework, module)
 
     @wraps(step)
     def tapped_step(optimizer: Any, *arguments: Any) -> Any:

@@ -52,7 +52,9 @@ def _note_data(taps: Taps) -> None:
     @wraps(order)
     def ordered(self: Any, *arguments: Any, **options: Any) -> None:
         order(self, *arguments, **options)
-        taps.writer.facts(shards=self.size, dealt=bool(self.block))
+        taps.writer.facts(shards=self.size)
+        if self.block:  # of other data, as for an evaluation, there may be more
+            taps.writer.facts(dealt=True)
 
     data.Order.__init__ = ordered  # type: ignore
     for kind in (data.Samples, data.Stream):

@@ -156,7 +156,8 @@ class Taps:
         # and owners of the samples of the batch.
         self.piped = self._inside = False
         self.batch: tuple[np.ndarray, np.ndarray] | None = None
-        self.exact = False  # whether a DDP promises the same bits on any number of ranks
+        # Names of parameters of which a DDP promises the same bits on any number of ranks.
+        self._exact: set[str] = set()
         self.joined: Joined | None = None
         # Averages the gradients of parameters over the copies of a reference.
         self.average: Callable[[Sequence[Any]], object] = nothing
@@ -186,6 +187,10 @@ class Taps:
             self._parameters.setdefault(id(p), naming(name))
             self._watch(library, p)
         return True
+
+    def promise_bits(self, framework: Framework, model: Any) -> None:
+        """Record the bits of a model's parameters, too, of their gradients and states."""
+        self._exact |= {self._parameters[id(p)] for _, p in framework.parameters(model)}
 
     def know_stage(
         self, library: Library, stage: Any, naming: Naming, tied: Mapping[str, Any]
@@ -547,7 +552,8 @@ class Taps:
         part = Part(sums, squares, 0, value)
         dtype = array.dtype.name if is_inexact(array) else "exact"
         whole = tuple(array.shape if shape is None else shape)
-        bits = fingerprint(array) if self.exact and how == "whole" else None
+        promised = name in self._exact or name.rpartition(".")[0] in self._exact  # a state's
+        bits = fingerprint(array) if promised and how == "whole" else None
         return Imprint(name, how, dtype, whole, "", {self.rank: part}, bits)
 
     def _perturb(self, x: Any) -> None:

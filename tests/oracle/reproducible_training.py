@@ -1,6 +1,7 @@
 """A training with ``DDP(reproducible=6)``, for tests of mpidist check: FAULT array|torch."""
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -27,8 +28,16 @@ else:
     data = [(x[k : k + 4], y[k : k + 4]) for k in range(0, 96, 4)]
 model = md.DDP(net, comm, reproducible=6)
 each = 6 // comm.size
+if fault == "beside":  # another model, of which nothing is promised
+    other = md.DDP(torch.nn.Linear(12, 5), comm)
+    md.shard(data, comm)
+    descent = torch.optim.SGD(other.parameters(), 0.1)
 for number, (a, b) in enumerate(md.shard(data, comm, shuffle=True, microbatches=6)):
-    if library == "torch":
+    if fault == "beside":
+        with nullcontext() if number % each == each - 1 else other.no_sync():
+            scores = model(a), other(a)
+            sum(torch.nn.functional.cross_entropy(z, b) for z in scores).backward()
+    elif library == "torch":
         torch.nn.functional.cross_entropy(model(a), b).backward()
     else:
         criterion = nn.CrossEntropy()
@@ -40,3 +49,8 @@ for number, (a, b) in enumerate(md.shard(data, comm, shuffle=True, microbatches=
             first.grad *= 1.0000002
         optimizer.step()
         optimizer.zero_grad()
+        if fault == "beside":
+            for p in other.parameters():
+                p.grad /= each
+            descent.step()
+            descent.zero_grad()

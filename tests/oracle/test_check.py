@@ -81,6 +81,14 @@ def test_check_of_a_reproducible_training_finds_the_same_bits(library):
 
 
 @pytest.mark.long
+@needs_torch
+def test_check_of_a_model_beside_a_reproducible_one_needs_no_equal_bits():
+    found = Checked("reproducible", "beside", "torch")
+    found.assert_equal()
+    assert "the same bits as one process" in found.output
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_check_of_a_reproducible_training_names_a_gradient_with_other_bits(library):
     found = Checked("reproducible", "bits", library)
