@@ -146,6 +146,20 @@ def test_init(): assert md.init().allreduce(1) == md.init().size
 
 
 @pytest.mark.long
+def test_a_failure_at_the_end(tmp_path):
+    """What it has broken does not end the job."""
+    suite = """
+def test_fails(comm):
+    assert comm.rank != 1, "not on this one"
+    comm.barrier()
+def test_never(comm): pass
+"""
+    status, output = run(tmp_path, suite, "-x", MPIDIST_TIMEOUT="90")
+    assert status == 1 and "1 failed, 1 passed" in output
+    assert "CommunicatorBroken" not in output and "the job ends" not in output, output
+
+
+@pytest.mark.long
 def test_a_hanging_test(tmp_path):
     """Stuck in Python: pytest-timeout ends the test; stuck inside MPI: the ranks show stacks."""
     stuck = "def test_stuck():\n    while RANK: time.sleep(0.05)\n"

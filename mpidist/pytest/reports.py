@@ -406,6 +406,8 @@ class RankReports:
     def pytest_unconfigure(self) -> None:
         """Wait until rank 0 has reported; an alarm ends this rank after 30 s in MPI_Finalize."""
         self.together(None, 60, "the session")
+        if self._anew:
+            renew()  # a broken one would end the job
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
 
