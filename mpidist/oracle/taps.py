@@ -143,6 +143,8 @@ class Taps:
         self.random = np.random.default_rng((plan.seed, rank, 2))
         self._depth = 0
         self._ids, self._groups = np.empty(0, np.uint64), np.empty(0, np.int64)
+        # Of samples that a model has computed, the ids by those of their bits.
+        self._computed: dict[int, int] = {}
         self._models: list[tuple[Library, Any, Naming]] = []
         self._started = 0  # models whose parameters were recorded
         # Of modules, by id; None for one that is not recorded.  The models keep them alive.
@@ -352,6 +354,7 @@ class Taps:
             self._depth -= 1
         if outermost:
             self.step.random |= library.random_state() != before
+            self._note_computed(output)
         self._output(library, module, output)
         return output
 
@@ -360,10 +363,20 @@ class Taps:
         self._start()
         if self.piped:
             return inputs, options
-        self._ids = samples_of((inputs, options))
+        # Bits that were computed differ between the runs: such a sample is that from which it was.
+        found = samples_of((inputs, options)).tolist()
+        self._ids = np.array([self._computed.get(i, i) for i in found], np.uint64)
         self._groups = self._of_ranks(self._ids)
         self.step.ids.append(self._ids)
         return self.perturb_inputs((inputs, options))
+
+    def _note_computed(self, output: Any) -> None:
+        """Note the rows of a model's output: they may be samples of another one, as in a GAN."""
+        arrays = [host(x) for _, x in leaves("", output)] if len(self._models) > 1 else []
+        for array in arrays:
+            if array is not None and array.ndim and len(array) == len(self._ids) and array.size:
+                origins = row_ids([self._ids])  # other ids than those of the samples themselves
+                self._computed.update(zip(row_ids([array]).tolist(), origins.tolist()))
 
     def _of_ranks(self, ids: np.ndarray) -> np.ndarray:
         return np.array([self._owner(int(i)) for i in ids], np.int64)

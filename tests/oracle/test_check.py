@@ -89,6 +89,20 @@ def test_check_of_a_model_beside_a_reproducible_one_needs_no_equal_bits():
 
 
 @pytest.mark.long
+@needs_torch
+def test_check_of_samples_that_another_model_computes_finds_them_equal():
+    Checked("gan", "clean", steps=4).assert_equal(4)
+
+
+@pytest.mark.long
+@needs_torch
+def test_check_of_two_optimizers_names_the_step_whose_gradient_was_kept():
+    found = Checked("gan", "kept", steps=3)
+    cause = "those of step 1, too, on 1 of 2 ranks"
+    found.assert_differs("gradients", "model2.0.weight", "all ranks", cause)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_check_of_a_reproducible_training_names_a_gradient_with_other_bits(library):
     found = Checked("reproducible", "bits", library)

@@ -83,6 +83,20 @@ def test_rows_of_the_reference_belong_to_the_ranks_that_have_their_samples(tmp_p
     assert {rank: part.rows for rank, part in parts.items()} == {0: 2, 1: 2, NOBODY: 1}
 
 
+def test_samples_that_another_model_computed_are_those_from_which_they_were(tmp_path):
+    found = []
+    for role, bias in (("ranks", 0.0), ("reference", 1e-6)):  # other last bits
+        taps, one, other = taps_of(tmp_path, role), Linear(4, 4, seed=1), model()
+        taps.know(LIBRARY, one), taps.know(LIBRARY, other)
+        one.bias.data += np.float32(bias)
+        made = np.array(called(taps, one, X))
+        called(taps, other, np.concatenate([X[:2], made[3:]]))
+        found.append([ids.tolist() for ids in taps.step.ids])
+    assert found[0] == found[1]
+    assert found[0][1][:2] == row_ids([X[:2]]).tolist()
+    assert not set(found[0][1][2:]) & set(row_ids([X]).tolist())
+
+
 def test_evaluation_is_not_recorded(tmp_path):
     taps, net = taps_of(tmp_path), model()
     called(taps, net.eval(), X)
