@@ -83,7 +83,8 @@ def check(
             facts.update(log.facts)
         _check_supported(script, found)
         stages = _stages(found)
-        copies = bool(facts.get("items"))
+        # Beside microbatches, which one process has all, single samples are those of an evaluation.
+        copies = bool(facts.get("items")) and not facts.get("dealt")
         if stages is not None and copies:
             if stages.replicas > 1:
                 raise Unsupported(

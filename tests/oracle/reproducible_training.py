@@ -26,6 +26,7 @@ else:
     net = nn.Sequential(nn.Linear(12, 20, seed=1), nn.ReLU(), nn.Linear(20, 5, seed=2))
     optimizer = nn.Adam(net.parameters(), 0.01)
     data = [(x[k : k + 4], y[k : k + 4]) for k in range(0, 96, 4)]
+    md.shard(data[:6], comm)  # of an evaluation
 model = md.DDP(net, comm, reproducible=6)
 each = 6 // comm.size
 if fault == "beside":  # another model, of which nothing is promised
