@@ -171,6 +171,19 @@ def skipped_step(evidence: Evidence) -> str | None:
 
 
 @rule
+def not_dealt_as_microbatches(evidence: Evidence) -> str | None:
+    """Find data that is divided in another way than ``reproducible=`` needs it."""
+    facts = evidence.runs.ranks[0].facts
+    count = facts.get("reproducible", 0)
+    if evidence.row.phase != "batch" or not count or facts.get("dealt"):
+        return None
+    return (
+        f"reproducible={count} needs the same microbatches on any number of ranks: divide the data "
+        f"by md.shard(data, comm, microbatches={count})"
+    )
+
+
+@rule
 def same_samples(evidence: Evidence) -> str | None:
     """Find ranks that train on each other's samples."""
     runs, number = evidence.runs, evidence.row.step
@@ -229,19 +242,6 @@ def _has_more(evidence: Evidence) -> bool:
         union += samples(runs, rank, number)
     wanted = reference_samples(runs, number)
     return bool(wanted) and wanted <= union
-
-
-@rule
-def not_dealt_as_microbatches(evidence: Evidence) -> str | None:
-    """Find data that is divided in another way than ``reproducible=`` needs it."""
-    facts = evidence.runs.ranks[0].facts
-    count = facts.get("reproducible", 0)
-    if evidence.row.phase != "batch" or not count or facts.get("dealt"):
-        return None
-    return (
-        f"reproducible={count} needs the same microbatches on any number of ranks: divide the data "
-        f"by md.shard(data, comm, microbatches={count})"
-    )
 
 
 @rule

@@ -58,6 +58,12 @@ def not_dealt_as_microbatches(training):
         data["samples"] = data["samples"] + 1
 
 
+@fault("batch", "samples", EVERY, "md.shard(data, comm, microbatches=12)")
+def undivided_where_microbatches_are_needed(training):
+    training.facts = {"reproducible": 12}
+    undivided(training)
+
+
 @fault("batch", "samples", [2], "another order", "0 of the 4")
 def other_order(training):
     training.ranks[2]["samples"] = training.ranks[2]["samples"] + 1
