@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -166,6 +167,17 @@ def _prove_batch(batch: list[ProofTask]) -> list[Result]:
 
 def _prove_all(task: ProofTask) -> Result:
     """Return the result of a task; an error in a generator counts as a counter-example."""
+    # Of a million steps that are alive at once hardly one is in a cycle; to look takes 10 %.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _prove_each(task)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _prove_each(task: ProofTask) -> Result:
     begin = time.process_time()
     algorithm = find(task.collective, task.name).algorithm
     every = groupings(task.size) if "groups" in algorithm.uses else [(tuple(range(task.size)),)]

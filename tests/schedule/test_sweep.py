@@ -1,5 +1,7 @@
 """The sweep: what is proved, how it is reported, and that users' algorithms take part."""
 
+import gc
+
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
@@ -96,6 +98,17 @@ def test_groupings():
     for size in range(1, 20):
         for groups in groupings(size):
             assert sorted(rank for group in groups for rank in group) == list(range(size))
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_a_sweep_as_before(collects):
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        sweep(3, ["broadcast"], jobs=1)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_bad_arguments():
