@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _join(batch: list[Access]) -> Access:
         np.concatenate([np.broadcast_to(e.seats, e.cells.shape).ravel() for e in batch]),
         np.repeat([each.phase for each in batch], lengths),
         np.repeat([each.round for each in batch], lengths),
-        np.repeat([each.step for each in batch], lengths),
+        np.concatenate([np.broadcast_to(e.step, e.cells.shape).ravel() for e in batch]),
     )
 
 
@@ -230,49 +231,42 @@ class _Shared(State):
                 self._perform(part, phase, (step,))
 
     def _perform(self, part: Part, phase: int, steps: tuple[Step, ...]) -> None:
-        seats, lanes = part.seats, len(part.seats)
+        seats = part.seats
         part.rounds += 1
-        writes: list[tuple[Step, np.ndarray, np.ndarray, int, Any]] = []
-        # By their number of operands, and as many at once as a cache holds.
-        folds: dict[tuple[int, int], list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]] = {}
-        operands_so_far = 0
-        for index, step in enumerate(steps):
-            if isinstance(step, Fold):
-                peers, read, target, others = self._fold(seats, step)
-                key = len(peers), operands_so_far // _MANY
-                folds.setdefault(key, []).append((index, peers, read, target))
-                operands_so_far += read.size
+        writes: list[tuple[Step, np.ndarray, Any, Access]] = []
+        for indices in _batches(steps, len(seats)):
+            batch: list[Any] = [steps[i] for i in indices]
+            first, number = batch[0], np.array(indices, np.int16)
+            if isinstance(first, Fold):
+                peers, read, target, others, lengths = self._fold(seats, batch)
                 self.reductions[seats] += (len(peers) - 1) * len(target)
-                self.reads[seats] += others * len(target)
-                buffers = step.source, step.own
-                access = Access(read.reshape(-1, lanes), seats, phase, part.rounds, index)
-                self._record_read(access, buffers, bool(others.any()))
-                continue
-            if not isinstance(step, (Get, Put, Copy)):
-                raise Unfit("messages in shared memory")
-            source, target, same = self._transfer(seats, step)
-            elsewhere = isinstance(step, Get)
-            if elsewhere:
-                self.reads[seats] += len(source)
-            access = Access(source, seats, phase, part.rounds, index)
-            self._record_read(access, (step.source,), elsewhere)
-            writes.append((step, target, self._values(source), index, same))
-        for several in folds.values():
-            peers = np.concatenate([np.repeat(p[:, None], len(t), 1) for _, p, _, t in several], 1)
-            read = np.concatenate([r for _, _, r, _ in several], axis=1)
-            flat, operands = peers.reshape(len(peers), -1), self._values(read)
-            if self.judged and len(peers) > 1:
-                owners = np.concatenate([np.tile(seats, len(t)) for _, _, _, t in several])
-                self.judge(None, flat, operands.reshape(flat.shape), owners // self.size)
-            values = self.terms.fold(flat, operands.reshape(len(peers), -1))
-            begin = 0
-            for index, _, _, target in several:
-                end = begin + target.size
-                mine = values[begin:end].reshape(target.shape)
-                writes.append((steps[index], target, mine, index, False))
-                begin = end
-        for step, target, values, index, same in writes:
-            self._write(step, values, same, Access(target, seats, phase, part.rounds, index))
+                self.reads[seats] += others
+                number = np.repeat(number, lengths)[:, None]
+                each = np.tile(number, (len(peers), 1))
+                access = Access(read.reshape(len(each), -1), seats, phase, part.rounds, each)
+                self._record_read(access, (first.source, first.own), bool(others.any()))
+                values = self._combined(seats, peers, read).reshape(target.shape)
+                same: Any = False
+            else:
+                source, target, same, lengths = self._transfer(seats, batch)
+                number = np.repeat(number, lengths)[:, None]
+                elsewhere = isinstance(first, Get)
+                if elsewhere:
+                    self.reads[seats] += len(source)
+                access = Access(source, seats, phase, part.rounds, number)
+                self._record_read(access, (first.source,), elsewhere)
+                values = self._values(source)
+            access = Access(target, seats, phase, part.rounds, number)
+            writes.append((first, values, same, access))
+        for write in writes:
+            self._write(*write)
+
+    def _combined(self, seats: np.ndarray, peers: np.ndarray, read: np.ndarray) -> np.ndarray:
+        """Return what comes of operands by peer, block and seat."""
+        flat, operands = peers.reshape(len(peers), -1), self._values(read).reshape(len(peers), -1)
+        if self.judged and len(peers) > 1:
+            self.judge(None, flat, operands, np.tile(seats, peers.shape[1]) // self.size)
+        return self.terms.fold(flat, operands)
 
     def _values(self, cells: np.ndarray) -> np.ndarray:
         values = self.memory[cells]
@@ -280,57 +274,64 @@ class _Shared(State):
             raise Unfit("reads where nothing was written")
         return values
 
-    def _transfer(self, seats: np.ndarray, step: Get | Put | Copy) -> tuple[Any, Any, Any]:
-        """Return the cells that are read and written, and whether they are one block of "in"."""
-        if isinstance(step, Copy):
-            here, there = step.source_blocks, step.target_blocks
+    def _transfer(self, seats: np.ndarray, steps: list[Any]) -> tuple[Any, Any, Any, list[int]]:
+        """Return the cells that are read and written, and whether they are one block of "in".
+
+        Also how many blocks each of these steps of one kind has.
+        """
+        step = steps[0]
+        copies = isinstance(step, Copy)
+        if copies:
+            read, lengths = _several([each.source_blocks for each in steps], len(seats))
+            write, others = _several([each.target_blocks for each in steps], len(seats))
             source = target = seats
         else:
-            here = step.blocks
-            there = here if step.to is None else step.to
-            other = self._owners(seats, step.peer)
-            source, target = (other, seats) if isinstance(step, Get) else (seats, other)
-            does, buffer = ("read", step.source) if source is other else ("write", step.target)
+            read, lengths = _several([each.blocks for each in steps], len(seats))
+            to = [each.blocks if each.to is None else each.to for each in steps]
+            write, others = _several(to, len(seats))
+            peers = _rows([each.peer for each in steps], len(seats))
+            other = np.repeat(self._owners(seats, peers), lengths, axis=0)
+            gets = isinstance(step, Get)
+            source, target = (other, seats) if gets else (seats, other)
+            does, buffer = ("read", step.source) if gets else ("write", step.target)
             if (other == seats).any() or self.reach.why_not(does, buffer):
                 raise Unfit("a peer or buffer that it does not reach")
-        read, write = _blocks(here, len(seats)), _blocks(there, len(seats))
-        if len(read) != len(write):
+        if lengths != others:
             raise Unfit("a copy to more or fewer blocks")
-        same = read == write
-        if not isinstance(step, Copy) or (step.source, step.target) != ("in", "out"):
-            same = np.zeros_like(same)
+        same = (read == write) & (copies and (step.source, step.target) == ("in", "out"))
         cells = self._cells(source, step.source, read), self._cells(target, step.target, write)
-        return *cells, same
+        return *cells, same, lengths
 
-    def _fold(self, seats: np.ndarray, step: Fold) -> tuple[np.ndarray, ...]:
-        """Return the peers, the cells of the operands by peer and block, and the targets.
+    def _fold(self, seats: np.ndarray, steps: list[Fold]) -> tuple[Any, ...]:
+        """Return the peers and the cells of the operands, by peer and block, and the targets.
 
-        Also of each seat, how many peers are other ranks.
+        Also how many operands of each seat are of other ranks, and how many blocks each step has.
         """
-        lanes = len(seats)
-        peers = _rows(step.peers, lanes)
-        here = _blocks(step.blocks, lanes)
-        there = here if step.to is None else _blocks(step.to, lanes)
-        ranks = np.sort(peers, axis=0)
-        distinct = (ranks[1:] != ranks[:-1]).all()
-        if not len(peers) or len(here) != len(there) or not distinct:
+        step, lanes = steps[0], len(seats)
+        here, lengths = _several([each.blocks for each in steps], lanes)
+        there, others = _several([e.blocks if e.to is None else e.to for e in steps], lanes)
+        rows = _rows([peer for each in steps for peer in each.peers], lanes)
+        peers = rows.reshape(len(steps), -1, lanes)
+        ranks = np.sort(peers, axis=1)
+        distinct = (ranks[:, 1:] != ranks[:, :-1]).all()
+        if not len(step.peers) or lengths != others or not distinct:
             raise Unfit("a fold of no ranks, or of one twice")
+        peers = np.repeat(peers, lengths, axis=0).swapaxes(0, 1)
         owners = self._owners(seats, peers)
         mine = owners == seats
         if not mine.all() and self.reach.why_not("read", step.source):
             raise Unfit("a buffer that it does not reach")
-        read = self._cells(owners[:, None], step.source, here)
+        read = self._cells(owners, step.source, here)
         if step.own is not None:
-            own = self._cells(seats, step.own, there)
-            read = np.where(mine[:, None], own, read)
+            read = np.where(mine, self._cells(seats, step.own, there), read)
         target = self._cells(seats, step.target, there)
-        return peers, read, target, len(peers) - mine.sum(axis=0)
+        return peers, read, target, (~mine).sum(axis=(0, 1)), lengths
 
     def _owners(self, seats: np.ndarray, ranks: Any) -> np.ndarray:
         ranks = ranks.values if isinstance(ranks, Ranks) else np.asarray(ranks)
         if ranks.dtype.kind not in "iu" or (ranks < 0).any() or (ranks >= self.size).any():
             raise Unfit("a rank that does not exist")
-        return np.broadcast_to(seats - seats % self.size + ranks, (*ranks.shape[:-1], len(seats)))
+        return seats - seats % self.size + ranks
 
     def _cells(self, owners: np.ndarray, buffer: str, blocks: np.ndarray) -> np.ndarray:
         if (blocks < 0).any() or (blocks >= self.count).any():
@@ -365,7 +366,8 @@ class _Shared(State):
         if not doubtful.any():
             return None
         seats = np.broadcast_to(access.seats, cells.shape)[doubtful]
-        return replace(access, cells=cells[doubtful], seats=seats)
+        step = np.broadcast_to(access.step, cells.shape)[doubtful]
+        return replace(access, cells=cells[doubtful], seats=seats, step=step)
 
     def _write(self, step: Any, values: np.ndarray, same: Any, access: Access) -> None:
         cells = access.cells
@@ -457,9 +459,10 @@ class _Shared(State):
 def _rows(numbers: Iterable[Any], lanes: int) -> np.ndarray:
     """Return a row for each number, with a column for each seat."""
     items = list(numbers)
-    if not all(isinstance(n, (int, Ranks)) for n in items):
+    kinds = {*map(type, items)}
+    if not all(issubclass(kind, (int, Ranks)) for kind in kinds):
         raise Unfit("a rank or block that is no whole number")
-    if not any(isinstance(n, Ranks) for n in items):
+    if Ranks not in kinds:
         return np.repeat(np.array(items, np.int64).reshape(-1, 1), lanes, axis=1)
     rows = np.empty((len(items), lanes), np.int64)
     for row, n in zip(rows, items):
@@ -467,5 +470,27 @@ def _rows(numbers: Iterable[Any], lanes: int) -> np.ndarray:
     return rows
 
 
-def _blocks(spec: Blocks, lanes: int) -> np.ndarray:
-    return _rows(block_tuple(spec), lanes)
+def _several(specs: list[Blocks], lanes: int) -> tuple[np.ndarray, list[int]]:
+    """Return rows as :func:`_rows` for the blocks of several steps, and how many each has."""
+    each = list(map(block_tuple, specs))
+    return _rows(chain(*each), lanes), list(map(len, each))
+
+
+def _batches(steps: tuple[Step, ...], lanes: int) -> Iterator[list[int]]:
+    """Yield the indices of steps of one kind, as many at once as a cache holds."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for index, step in enumerate(steps):
+        if isinstance(step, Fold):
+            operands = len(step.peers)
+            kind: tuple[Any, ...] = (Fold, operands, step.own, len(block_tuple(step.blocks)))
+        elif isinstance(step, (Get, Put)):
+            kind = (type(step), 1, None, len(block_tuple(step.blocks)))
+        elif isinstance(step, Copy):
+            kind = (Copy, 1, None, len(block_tuple(step.source_blocks)))
+        else:
+            raise Unfit("messages in shared memory")
+        kinds.setdefault((*kind, step.source, step.target), []).append(index)
+    for (_, operands, _, blocks, *_), indices in kinds.items():
+        many = max(1, _MANY // max(1, operands * blocks * lanes))
+        for i in range(0, len(indices), many):
+            yield indices[i : i + many]

@@ -35,22 +35,24 @@ class TermArrays:
 
     def __init__(self, capacity: int, size: int, idempotent: bool):
         self.used, self.idempotent = 0, idempotent
-        self.block = np.empty(capacity, np.int32)
-        self.mask = np.zeros((-(-size // _WORD), capacity), np.uint64)
-        self.low, self.high = np.empty((2, capacity), np.int32)
-        self.sorted = np.ones(capacity, bool)
-        self.hash = np.empty(capacity, np.uint64)
+        # A term is a row of each: what is combined is read at once.
+        self._figures = np.empty((capacity, 4), np.int32)
+        self._words = np.zeros((capacity, -(-size // _WORD) + 1), np.uint64)
+        self._name()
+
+    def _name(self) -> None:
+        self.block, self.low, self.high, self.sorted = self._figures.T
+        self.mask, self.hash = self._words.T[:-1], self._words.T[-1]
 
     def reserve(self, count: int) -> None:
         """Make room for so many new terms."""
         more = self.used + count - len(self.block)
         if more <= 0:
             return
-        self.mask = np.concatenate([self.mask, np.zeros((len(self.mask), more), np.uint64)], axis=1)
-        for name in ("block", "low", "high", "hash"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.empty(more, old.dtype)]))
-        self.sorted = np.concatenate([self.sorted, np.ones(more, bool)])
+        figures, words = self._figures, self._words
+        self._figures = np.concatenate([figures, np.empty((more, 4), np.int32)])
+        self._words = np.concatenate([words, np.zeros((more, words.shape[1]), np.uint64)])
+        self._name()
 
     def _new(self, count: int) -> slice:
         if self.used + count > len(self.block):
@@ -70,34 +72,51 @@ class TermArrays:
             return self.combine(
                 np.where(left, values[1], values[0]), np.where(left, values[0], values[1])
             )
+        once, like = self._alike(peers, values)
+        if once is not None:
+            return self.fold(peers[:, once], values[:, once])[like]
         new = self._new(values.shape[1])
         first = values[0]
         block = self.block[first]
         if self.idempotent or (self.block[values] != block).any():
             raise Unfit("combines different blocks")
         for mask in self.mask:
-            union = mask[first]
-            for value in values[1:]:
-                other = mask[value]
-                if (union & other).any():
-                    raise Unfit("counts a contribution twice")
-                union = union | other
-            mask[new] = union
-        low, high, in_order = self.low[first], self.high[first], self.sorted[first]
-        mixed = _mixed(self.hash[first], peers[0].astype(np.uint64))
-        for peer, value in zip(peers[1:], values[1:]):
-            left, least, most = peer < peers[0], self.low[value], self.high[value]
-            in_order = in_order & self.sorted[value] & np.where(left, most < low, high < least)
+            every = mask[values]
+            union = np.bitwise_or.accumulate(every)
+            if (union[:-1] & every[1:]).any():
+                raise Unfit("counts a contribution twice")
+            mask[new] = union[-1]
+        low, high, in_order = self.low[first], self.high[first], self.sorted[values].all(axis=0)
+        several = zip(peers[1:] < peers[0], self.low[values[1:]], self.high[values[1:]])
+        for left, least, most in several:
+            in_order &= np.where(left, most < low, high < least)
             low, high = np.where(left, least, low), np.where(left, high, most)
-            mixed = _mixed(_mixed(mixed, self.hash[value]), peer.astype(np.uint64))
+        place = np.arange(len(values), dtype=np.uint64)[:, None]
+        mixed = _mixed(_mixed(self.hash[values], peers.astype(np.uint64)), place).sum(axis=0)
         self.block[new], self.low[new], self.high[new] = block, low, high
         self.sorted[new], self.hash[new] = in_order, mixed
         return np.arange(new.start, new.stop)
+
+    def _alike(self, peers: np.ndarray, values: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Return some columns, and for each column the index of the equal one among these.
+
+        None in place of the columns if they are more than half of all.
+        """
+        columns, place = np.arange(values.shape[1]), np.empty(self.used, np.intp)
+        place[values[0]] = columns
+        like = place[values[0]]
+        once = np.flatnonzero(like == columns)
+        alike = 2 * len(once) <= len(columns) and all(
+            (row == row[like]).all() for rows in (values, peers) for row in rows
+        )
+        place[values[0][once]] = np.arange(len(once))
+        return (once if alike else None), place[values[0]]
 
     def leaves(self, ranks: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """Return new terms: the contributions of `ranks` to `blocks`."""
         new = self._new(len(ranks))
         self.block[new], self.low[new], self.high[new] = blocks, ranks, ranks
+        self.sorted[new] = 1
         self.mask[ranks // _WORD, np.arange(new.start, new.stop)] = _bit(ranks)
         key = (ranks * np.int64(1 << 32) + blocks).astype(np.uint64)
         self.hash[new] = _mixed(key, ~key)
@@ -108,23 +127,24 @@ class TermArrays:
     def combine(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return the terms of ``op(left, right)``, element by element."""
         new = self._new(len(left))
-        block = self.block[left]
-        if (block != self.block[right]).any():
+        one, other = (self._figures.take(terms, axis=0) for terms in (left, right))
+        if (one[:, 0] != other[:, 0]).any():
             raise Unfit("combines different blocks")
-        self.block[new] = block
-        for mask in self.mask:
-            one, other = mask[left], mask[right]
-            if not self.idempotent and (one & other).any():
-                raise Unfit("counts a contribution twice")
-            mask[new] = one | other
+        here, there = (self._words.take(terms, axis=0) for terms in (left, right))
+        words = here | there
         if self.idempotent:
+            self._words[new] = words
+            self._figures[new] = one
             self.low[new] = self.high[new] = 0
             self._set_hash(new)
-        else:
-            self.low[new], self.high[new] = self.low[left], self.high[right]
-            in_order = self.high[left] < self.low[right]
-            self.sorted[new] = in_order & self.sorted[left] & self.sorted[right]
-            self.hash[new] = _mixed(self.hash[left], self.hash[right])
+            return np.arange(new.start, new.stop)
+        if (here & there)[:, :-1].any():
+            raise Unfit("counts a contribution twice")
+        words[:, -1] = _mixed(here[:, -1], there[:, -1])
+        self._words[new] = words
+        one[:, 3] &= other[:, 3] & (one[:, 2] < other[:, 1])
+        one[:, 2] = other[:, 2]
+        self._figures[new] = one
         return np.arange(new.start, new.stop)
 
     def union(self, values: np.ndarray) -> np.ndarray:
@@ -133,7 +153,7 @@ class TermArrays:
         if (block != block[0]).any():
             raise Unfit("combines different blocks")
         new = self._new(values.shape[1])
-        self.block[new], self.low[new], self.high[new] = block[0], 0, 0
+        self.block[new], self.low[new], self.high[new], self.sorted[new] = block[0], 0, 0, 1
         for mask in self.mask:
             mask[new] = np.bitwise_or.reduce(mask[values])
         self._set_hash(new)
@@ -295,7 +315,7 @@ class State:
         if wrong.any() or (terms.block[values] != block).any():
             raise Unfit("a result is wrong")
         ordered = np.ones(len(self.roots), bool)
-        ordered[seats[~terms.sorted[values]] // self.size] = False
+        ordered[seats[terms.sorted[values] == 0] // self.size] = False
         return self._made(depth, ordered, self._identical(seats, blocks, values), numbers)
 
     def _contributions(self) -> list[tuple[np.ndarray, range]]:

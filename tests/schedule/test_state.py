@@ -42,6 +42,34 @@ def test_terms_are_those_of_the_machine(size):
             assert (one == other) == (arrays.hash[a] == arrays.hash[b])
 
 
+@pytest.mark.parametrize("size", [6, 70])
+def test_folds_are_those_of_the_machine(size):
+    terms, arrays = Terms(size), TermArrays(1, size, False)
+    leaves = [next(iter(terms.leaves(rank, range(1)).values())) for rank in range(size)]
+    mine = arrays.leaves(np.arange(size), np.zeros(size, np.int64))
+    orders = [
+        [first, *Random(first).sample([*range(first), *range(first + 1, size)], 4)]
+        for first in range(2, size)
+    ]
+    orders += [[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]]
+    columns = np.array(orders * 3).T  # so that most are equal to another
+    found = arrays.fold(columns, mine[columns])
+    assert len(np.unique(found)) == len({*map(tuple, orders)})  # each is combined once
+    for column, number in zip(orders * 3, found):
+        expected = terms.fold(tuple(column), [leaves[rank] for rank in column])
+        mask = sum(int(word[number]) << 64 * k for k, word in enumerate(arrays.mask))
+        assert mask == terms._mask[expected]
+        assert (arrays.low[number], arrays.high[number]) == (
+            terms._low[expected],
+            terms._high[expected],
+        )
+        assert arrays.sorted[number] == terms._sorted[expected]
+    assert len({*arrays.hash[found].tolist()}) == len({*map(tuple, orders)})
+    for wrong in ([0, 1, 0, 2, 3], [0, 1, 2, 3, 0]):
+        with pytest.raises(Unfit, match="twice"):
+            arrays.fold(np.arange(5)[:, None], mine[np.array(wrong)][:, None])
+
+
 def test_sets_of_ranks_are_equal_however_they_are_combined():
     arrays = TermArrays(8, 4, True)
     a, b, c = (arrays.leaves(array(rank), array(0)) for rank in range(3))
