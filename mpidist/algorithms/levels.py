@@ -199,6 +199,8 @@ def slices(blocks: int, count: int) -> Share:
 def owned(ranks: Iterable[int], blocks: int, size: int) -> tuple[int, ...]:
     """Return the blocks that belong to `ranks`, if `blocks` belong equally to all `size` ranks."""
     each = blocks // size
+    if each == 1:
+        return tuple(ranks)
     return tuple(block for rank in ranks for block in span(rank * each, (rank + 1) * each))
 
 

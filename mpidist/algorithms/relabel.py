@@ -13,7 +13,7 @@ def turned(
 
     With `blocks`, block i belongs to rank i and is renumbered with it.
     """
-    if root == 0:
+    if isinstance(root, int) and root == 0:  # of many roots, 0 is as the others
         return iter(schedule(rank, size))
 
     def place(index: int) -> int:
@@ -40,6 +40,8 @@ def outward(rank: int, size: int) -> list[int]:
 
     This keeps operands in rank order: each new one joins the partial result at an end.
     """
+    if isinstance(rank, int):
+        return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
     return [choose(i <= rank, rank - i, i) for i in range(1, size)]
 
 

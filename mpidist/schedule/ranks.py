@@ -40,6 +40,8 @@ else:
     np = _Numpy()
 
 _LARGE = 1 << 40
+_LONELY = 6  # splits in a row that set one element apart
+_FEW = 200  # elements that are then done one by one
 
 
 class Split(BaseException):
@@ -113,6 +115,9 @@ class Turn:
         if type(other) is Turn:
             mine, others = self.base + self.offset, other.base + other.offset
             alike = (self.stride, self.count) == (other.stride, other.count)
+            whole = type(mine) is int and type(others) is int and mine == others
+            if alike and self.stride == 1 and self.plus == 0 and other.plus == 0 and not whole:
+                return Apart(mine - others, self.count)
             # In one node, which comes to the end of the circle as a whole.
             if not alike or (mine // self.stride == others // self.stride) != 1:
                 raise Unfit("two numbers that both depend on the rank")
@@ -184,6 +189,36 @@ class Turn:
         raise Unfit("a number that is not the same for all ranks")
 
 
+class Apart:
+    """The difference of two turns of `count` ranks, which all of them know modulo `count` only."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, value: Any, count: int):
+        self.value, self.count = value, count
+
+    def __add__(self, other: Any) -> Apart:
+        return Apart(self.value + _whole(other), self.count)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Apart:
+        return Apart(self.value - _whole(other), self.count)
+
+    def __mod__(self, n: int) -> Any:
+        if n != self.count:
+            raise Unfit("a difference that is not the same for all ranks")
+        return self.value % n
+
+    def __eq__(self, other: object) -> Any:
+        raise Unfit("a difference that is not the same for all ranks")
+
+    def __bool__(self) -> bool:
+        raise Unfit("a difference that is not the same for all ranks")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 ONE = (int, Ranks, Turn)
 """What stands for one number in a schedule."""
 
@@ -220,6 +255,8 @@ class Span(Sequence[Any]):
             return tuple([self.first + i for i in range(self.length)[index]])
         if isinstance(index, int) and not -self.length <= index < self.length:
             raise IndexError(index)  # which ends an iteration
+        if isinstance(index, Turn) and not 0 <= index < self.length:
+            raise IndexError(index)
         return self.first + index
 
 
@@ -318,21 +355,27 @@ def cases(
     this result, whose numbers may be Ranks in the order of the indices.  An error with numbers, not
     Ranks, as the arguments is raised; and OverflowError if there are more results than `limit`.
     """
-    todo = [np.arange(len(variables[0]))]
+    # With each part, how often in a row the split that led to it has set one element apart.
+    todo = [(np.arange(len(variables[0])), 0)]
     done: list[tuple[np.ndarray, Any]] = []
     with np.errstate(all="raise"):
         while todo:
             if limit is not None and len(todo) + len(done) > limit:
                 raise OverflowError(f"{len(todo) + len(done)} cases")
-            part = todo.pop()
+            part, lonely = todo.pop()
             try:
                 done.append((part, function(*(number(values[part]) for values in variables))))
             except Split as split:
-                todo += [part[indices] for indices in split.parts]
+                # They all differ, it seems: one by one is half the work.
+                if lonely >= _LONELY and len(part) <= _FEW:
+                    todo += [(part[i : i + 1], 0) for i in range(len(part))]
+                    continue
+                alone = any(len(indices) == 1 for indices in split.parts)
+                todo += [(part[indices], (lonely + 1) * alone) for indices in split.parts]
             except Exception:
                 if len(part) == 1:
                     raise
-                todo += [part[i : i + 1] for i in range(len(part))]
+                todo += [(part[i : i + 1], 0) for i in range(len(part))]
     return done
 
 
@@ -368,6 +411,8 @@ def picker(numbers: Sequence[int]) -> Callable[[int], int]:
 
     def find(index: int) -> int:
         if isinstance(index, Turn) and isinstance(numbers, range):
+            if not 0 <= index < len(numbers):
+                raise IndexError("an index beyond the numbers")
             return numbers.start + index * numbers.step
         if not isinstance(index, Ranks):
             return numbers[index]

@@ -16,7 +16,7 @@ form are made at once::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from .ranks import Ranks, Unfit, cases
+from .ranks import ONE, Ranks, Turn, Unfit, cases
 from .registry import Algorithm, Groups
 from .rounds import BUFFERS, Blocks, Copy, Recv, Reduce, Send
 from .unrolled import Strands, Written, materialise
@@ -52,10 +52,12 @@ class Form:
         self.parts: list[tuple[np.ndarray, list[Any]]] = []
         self.sends: list[tuple[int, ...]] = []  # row of the peer, strand, length, first read
         self.receives: list[tuple[int, ...]] = []  # the same, with 0
-        self.reads: list[tuple[int, int]] = []  # row of the block, buffer
-        # Kind, order in the round, row of the peer, source and buffer, target and buffer, number
-        # of the block in its message.  A source is a row, or for a message the receive.
+        # Of the blocks of a step only the first, with their number: row of the block, buffer.
+        self.reads: list[tuple[int, ...]] = []
+        # Likewise kind, order in the round, row of the peer, source and buffer, target and buffer,
+        # number of the block in its message.  A source is a row, or for a message the receive.
         self.actions: list[tuple[int, ...]] = []
+        self.lengths = [0, 0]  # of both, with all blocks
         self.rounds: list[list[int]] = []
         self.starts: list[int] = []  # of each round: the first row of its numbers
         self.own = 0  # rounds of the schedule, not only of the table
@@ -84,9 +86,9 @@ class Form:
     def _parallel(self, signatures: Signature, path: tuple[int, ...]) -> tuple[int, int]:
         spans, family = [], []
         for k, signature in enumerate(signatures):
-            reads, actions = len(self.reads), len(self.actions)
+            reads, actions = self.lengths
             spans.append(self._sequence(signature, (*path, k)))
-            family.append((reads, len(self.reads), actions, len(self.actions)))
+            family.append((reads, self.lengths[0], actions, self.lengths[1]))
         join = self._round((), path)
         if not spans:
             return join, join
@@ -99,8 +101,7 @@ class Form:
         return spans[0][0], join
 
     def _round(self, steps: Signature, path: tuple[int, ...]) -> int:
-        lists: list[list[Any]] = [self.sends, self.receives, self.reads, self.actions]
-        begin = [len(each) for each in lists]
+        begin = [len(self.sends), len(self.receives), *self.lengths]
         self.starts.append(self._row)
         strand = self.strands.setdefault(path, len(self.strands))
         order, latest = 0, RECV
@@ -108,21 +109,23 @@ class Form:
             peer = self._rows(1) if kind != COPY else 0
             row = self._rows(count)
             if kind == SEND:
-                self.sends.append((peer, strand, count, len(self.reads)))
-                self.reads += [(row + k, buffer) for k in range(count)]
+                self.sends.append((peer, strand, count, self.lengths[0]))
+                self.reads.append((count, row, buffer))
+                self.lengths[0] += count
                 continue
             # The receives of a round do not overlap, so several in a row may be done at once.
             order += kind != RECV or latest != RECV
             latest = kind
             if kind == COPY:
-                to = self._rows(count)
-                places = [(row + k, buffer, to + k, target, k) for k in range(count)]
+                place = (row, buffer, self._rows(count), target)
             else:
-                places = [(len(self.receives), -1, row + k, buffer, k) for k in range(count)]
+                place = (len(self.receives), -1, row, buffer)
                 self.receives.append((peer, strand, count, 0))
-            self.actions += [(kind, order, peer, *place) for place in places]
+            self.actions.append((count, kind, order, peer, *place, 0))
+            self.lengths[1] += count
         self.mixed |= {COPY, REDUCE} <= {kind for kind, *_ in steps}
-        counts = [len(each) - b for each, b in zip(lists, begin)]
+        end = [len(self.sends), len(self.receives), *self.lengths]
+        counts = [e - b for e, b in zip(end, begin)]
         self.rounds.append([*begin, *counts, -1, -1, 1])
         return len(self.rounds) - 1
 
@@ -137,8 +140,11 @@ class Form:
         start = 0
         for seats, each in self.parts:
             stop = start + len(seats)
-            for row, n in zip(numbers, each):
-                row[start:stop] = n.values if isinstance(n, Ranks) else n
+            plain = [row for row, n in enumerate(each) if type(n) is not Ranks]
+            numbers[plain, start:stop] = np.array([each[row] for row in plain], np.int64)[:, None]
+            for row, n in enumerate(each):
+                if type(n) is Ranks:
+                    numbers[row, start:stop] = n.values
             start = stop
         if numbers.size and (numbers.min() < 0 or numbers.max() >= _LARGE):
             raise Unfit("a peer or block that does not exist")
@@ -146,8 +152,11 @@ class Form:
 
     def _have(self, seats: np.ndarray, numbers: np.ndarray) -> None:
         self.seats, self.numbers = seats, numbers
-        self.acts = np.array(self.actions, np.int32).reshape(-1, 8)
-        self.blocks = np.array(self.reads, np.int32).reshape(-1, 2)
+        self.acts, number = _expanded(self.actions, 8)
+        self.acts[:, [5, 7]] += number[:, None]
+        self.acts[:, 3] += np.where(self.acts[:, 0] == COPY, number, 0)
+        self.blocks, number = _expanded(self.reads, 2)
+        self.blocks[:, 0] += number
         self.plan = np.array(self.rounds, np.int32).reshape(-1, 11)
 
     def cut(self, columns: np.ndarray, begin: int, end: int) -> Form:
@@ -183,13 +192,17 @@ class Form:
         like = column[(ranks - behind) % size]
         if (like < 0).any() or self.scratch():
             return False
-        peers = {row[0] for row in (*self.sends, *self.receives)}
+        peers = self.peers()
         for row, numbers in enumerate(self.numbers):
             step, modulus = (1, size) if row in peers else (each, count)
             turned = numbers[like] + (step * behind if step else 0)
             if (numbers != np.where(turned < modulus, turned, turned - modulus)).any():
                 return False
         return True
+
+    def peers(self) -> set[int]:
+        """Return the rows of its numbers that are peers."""
+        return {row[0] for row in (*self.sends, *self.receives)}
 
     def scratch(self) -> int:
         """Return how many blocks of "tmp" the seats use."""
@@ -201,6 +214,15 @@ class Form:
         )
         used = self.numbers[np.concatenate(rows)]
         return int(used.max()) + 1 if used.size else 0
+
+
+def _expanded(steps: list[tuple[int, ...]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a row for each block of the steps, and the number of the block in its step."""
+    every = np.array(steps, np.int32).reshape(-1, width + 1)
+    counts = every[:, 0]
+    first = np.cumsum(counts, dtype=np.int32) - counts
+    rows = np.repeat(every[:, 1:], counts, axis=0)
+    return rows, np.arange(len(rows), dtype=np.int32) - np.repeat(first, counts)
 
 
 def _signature(written: Written, numbers: list[Any]) -> Signature:
@@ -230,10 +252,10 @@ def _signature(written: Written, numbers: list[Any]) -> Signature:
 
 
 def _extend(numbers: list[Any], spec: Blocks) -> int:
-    if isinstance(spec, (int, Ranks)):
+    if isinstance(spec, ONE):
         numbers.append(spec)
         return 1
-    if not all(isinstance(n, (int, Ranks)) for n in spec):
+    if not all(issubclass(kind, ONE) for kind in {*map(type, spec)}):
         raise Unfit("a block that is no whole number")
     numbers.extend(spec)
     return len(spec)
@@ -253,25 +275,77 @@ def forms_of(
     Forms that are joined later have the same numbers of `strands`.  Raises Unfit, or what the
     generator raises.
     """
+    written = _writing(algorithm, size, arity, groups, pieces)
+    ranks = np.tile(np.arange(size), len(roots))
+    limit = 64 + 8 * size  # beyond, one by one is as fast
+    found = cases(written, ranks, np.repeat(np.asarray(roots), size), limit=limit)
+    return _formed(found, {} if strands is None else strands)
+
+
+def turning(
+    algorithm: Algorithm,
+    size: int,
+    root: int,
+    arity: int = 2,
+    pieces: int = 1,
+    strands: dict[tuple[int, ...], int] | None = None,
+) -> list[Form]:
+    """Return the forms for one root of a schedule that all roots have, renumbered for each.
+
+    That is what :meth:`Form.turns` asks of the forms of all roots; here all ranks at one distance
+    from their roots are one number, a Turn.  Raises Unfit, or what the generator raises, if that
+    does not do.
+    """
+    count = algorithm.block_count(size) * pieces
+    if count % size == 0 and count != size:
+        raise Unfit("several blocks of each rank")
+    written = _writing(algorithm, size, arity, None, pieces)
+
+    def turned(number: Any, peer: bool) -> Any:
+        if (type(number) is Turn) != (peer or count == size):
+            raise Unfit("a number that does not turn with the root, or a block that does")
+        if type(number) is not Turn:
+            return number
+        plain = type(number.plus) is int and number.plus == 0
+        if (number.stride, number.count) != (1, size) or not plain:
+            raise Unfit("a number that turns in another way")
+        return (number.base + (number.offset + root)) % size
+
+    distances = np.arange(size)
+    found = cases(lambda away: written(Turn(away, 0, 1, size), Turn(0, 0, 1, size)), distances)
+    seats = [((part + root) % size, rounds) for part, rounds in found]
+    return _formed(seats, {} if strands is None else strands, turned)
+
+
+def _writing(
+    algorithm: Algorithm, size: int, arity: int, groups: Groups | None, pieces: int
+) -> Callable[[Any, Any], Written]:
+    """Return the function of a rank and a root that returns the rounds."""
     reason = algorithm.unsupported(size, groups)
     if reason is not None:
         raise Unfit(reason)
     # Asked once here, instead of for each part of the ranks.
     asked = replace(algorithm, requires=None, blocks=algorithm.block_count(size, groups))
+    return lambda rank, root: materialise(asked.schedule(rank, size, root, arity, groups, pieces))
 
-    def written(rank: Any, root: Any) -> Written:
-        return materialise(asked.schedule(rank, size, root, arity, groups, pieces))
 
+def _formed(
+    found: Sequence[tuple[np.ndarray, Written]],
+    strands: dict[tuple[int, ...], int],
+    changed: Callable[[Any, bool], Any] | None = None,
+) -> list[Form]:
+    """Return the forms of rounds with their seats; numbers are `changed`, of a peer or a block."""
     forms: dict[Signature, Form] = {}
-    strands = {} if strands is None else strands
-    ranks = np.tile(np.arange(size), len(roots))
-    limit = 64 + 8 * size  # beyond, one by one is as fast
-    for seats, rounds in cases(written, ranks, np.repeat(np.asarray(roots), size), limit=limit):
+    for seats, rounds in found:
         numbers: list[Any] = []
         signature = _signature(rounds, numbers)
         if signature not in forms:
             forms[signature] = Form(signature, strands)
-        forms[signature].parts.append((seats, numbers))
+        form = forms[signature]
+        if changed is not None:
+            peers = form.peers()
+            numbers = [changed(n, row in peers) for row, n in enumerate(numbers)]
+        form.parts.append((seats, numbers))
     for form in forms.values():
         form.settle()
     return list(forms.values())
@@ -326,6 +400,33 @@ class Columns:
     def get(self, *names: str) -> Any:
         """Return these arrays."""
         return tuple(self[name] for name in names)
+
+
+def _orders(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return how many messages of its channel are before each one; `counts` is then of all.
+
+    There is a row of channels for each message of a form.  Its seats, and those of other forms,
+    have different channels, whose counts are 0 so far.
+    """
+    if not keys.size:
+        return keys
+    # A ring has one row again and again, most others have no channel twice: both at one blow.
+    first = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist()]
+    lengths = np.array([*first[1:], len(keys)], np.int32) - np.array(first, np.int32)
+    heads = keys[first].astype(np.intp)
+    number = np.arange(len(heads), dtype=np.int32)[:, None]
+    counts[heads] = number
+    if len(heads) == 1 or (counts[heads] == number).all():
+        counts[heads] = lengths[:, None]
+        orders = np.arange(len(keys), dtype=np.int32)
+        orders -= np.repeat(np.array(first, np.int32), lengths)
+        return np.repeat(orders, keys.shape[1]).reshape(keys.shape)
+    counts[heads] = 0
+    orders = np.empty_like(keys)
+    for k, length, channels in zip(first, lengths, heads):
+        orders[k : k + length] = counts[channels] + np.arange(length, dtype=np.int32)[:, None]
+        counts[channels] += length
+    return orders
 
 
 class Table:
@@ -392,11 +493,7 @@ class Table:
             else:
                 key = peers * size + (form.seats - rank) * size + rank
             key += strand[:, None] * (self.seats * size)
-            counts = self._counts[kind]
-            order = np.empty_like(key)
-            for k, channel in enumerate(key):  # a form's seats have different channels
-                order[k] = counts[channel]
-                counts[channel] += 1
+            order = _orders(key, self._counts[kind])
             owner = flat(np.repeat(np.arange(len(plan), dtype=np.int32), plan[:, 4 + kind]), 4)
             columns.add(**{name + "_key": key, name + "_order": order, name + "_round": owner})
             columns.add(**{name + "_length": np.repeat(length, lanes)})
@@ -430,9 +527,9 @@ class Table:
         for k, name in ((8, "following"), (9, "beside")):
             columns.add(**{name: np.where(plan[:, k, None] < 0, -1, flat(plan[:, k], 4))})
         self.own[form.seats], self.messages[form.seats] = form.own, len(form.sends)
-        self.blocks[form.seats] = len(form.reads)
+        self.blocks[form.seats] = len(form.blocks)
         self.reductions[form.seats] = combined.sum()
-        lists = (form.sends, form.receives, form.reads, form.actions, plan)
+        lists = (form.sends, form.receives, form.blocks, acts, plan)
         return base + np.array([lanes * len(each) for each in lists], np.int32)
 
     def times(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -517,9 +614,8 @@ class Table:
 
         It cannot in a round of one block that is sent and one that is received, if they differ.
         """
-        received = np.isin(
-            np.arange(len(plan)), np.repeat(np.arange(len(plan)), plan[:, 7])[acts[:, 0] == RECV]
-        )
+        received = np.zeros(len(plan), bool)
+        received[np.repeat(np.arange(len(plan)), plan[:, 7])[acts[:, 0] == RECV]] = True
         single = (plan[:, 6] < 2) & (plan[:, 7] < 2)
         pairs = single & received & (plan[:, 6] == 1)
         sent = read.reshape(-1, target.shape[1])[plan[pairs, 2]]

@@ -24,7 +24,7 @@ from .ranks import Unfit
 from .registry import Algorithm, Groups
 from .shared import shared_proofs
 from .state import State
-from .table import COPY, RECV, REDUCE, Form, Table, between, forms_of, join
+from .table import COPY, RECV, REDUCE, Form, Table, between, forms_of, join, turning
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,11 @@ def _by_messages(algorithm: Algorithm, size: int, several: Sequence[Given]) -> l
     # By the number of blocks, and whether all is judged: what runs together.
     joined: dict[tuple[int, bool], list[tuple[int, list[Form], tuple[int, ...]]]] = {}
     for k, given in enumerate(several):
-        roots, groups = given.roots, given.groups
+        groups = given.groups
         count = algorithm.block_count(size, groups=groups) * given.pieces
         judged = algorithm.combines_as_tree(size, groups)
-        forms = forms_of(algorithm, size, roots, given.arity, groups, given.pieces, strands)
-        # Moving data is the same for every root, if ranks and blocks are renumbered: the end state
-        # too.  What is combined is not, since the lower rank has the left operand.
-        alike = len(roots) > 1 and contract.rooted and not contract.reduces
-        if alike and all(form.turns(size, np.asarray(roots), count) for form in forms):
-            forms = [first for form in forms if (first := form.of_first(size))]
-            roots = roots[:1]
-        elif len(roots) > given.few or sum(form.numbers.size for form in forms) > _LARGE:
+        forms, roots = _forms(algorithm, size, given, count, strands)
+        if len(roots) > given.few or sum(form.numbers.size for form in forms) > _LARGE:
             parts = cut(forms, size, count) if len(roots) > 1 and contract.reduces else None
             if parts:
                 found[k] = _proved(algorithm, parts[1], size, roots, count, judged, parts[0])
@@ -127,6 +121,26 @@ def _by_messages(algorithm: Algorithm, size: int, several: Sequence[Given]) -> l
             if len(roots) < len(several[k].roots):
                 found[k] = [_turned(found[k][0], root) for root in several[k].roots]
     return found
+
+
+def _forms(
+    algorithm: Algorithm, size: int, given: Given, count: int, strands: dict[tuple[int, ...], int]
+) -> tuple[list[Form], tuple[int, ...]]:
+    """Return the forms of some roots, and these: the first one if it stands for all of them."""
+    contract, roots, groups = algorithm.contract, given.roots, given.groups
+    # Moving data is the same for every root, if ranks and blocks are renumbered: the end state
+    # too.  What is combined is not, since the lower rank has the left operand.
+    alike = len(roots) > 1 and contract.rooted and not contract.reduces
+    if alike and "groups" not in algorithm.uses:
+        try:
+            turned = turning(algorithm, size, roots[0], given.arity, given.pieces, strands)
+            return turned, roots[:1]
+        except Exception:  # Unfit, or what the generator cannot do with such ranks
+            pass
+    forms = forms_of(algorithm, size, roots, given.arity, groups, given.pieces, strands)
+    if alike and all(form.turns(size, np.asarray(roots), count) for form in forms):
+        return [first for form in forms if (first := form.of_first(size))], roots[:1]
+    return forms, roots
 
 
 def _turned(proof: Proof, root: int) -> Proof:

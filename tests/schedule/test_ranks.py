@@ -125,6 +125,18 @@ def test_cases_go_one_by_one_where_arrays_fail():
         cases(lambda n: 1 // n, np.arange(3))
 
 
+def test_cases_that_set_one_apart_again_and_again_go_one_by_one():
+    calls = []
+
+    def first_above(n):
+        calls.append(n)
+        return next(k for k in range(40) if n < k)
+
+    found = cases(first_above, np.arange(30))
+    assert sorted((part.tolist(), k) for part, k in found) == [([n], n + 1) for n in range(30)]
+    assert len(calls) < 40  # not once for each and once for all that are left
+
+
 def test_too_many_cases_are_an_error():
     with pytest.raises(OverflowError, match="cases"):
         cases(range, np.arange(100), limit=20)
@@ -217,7 +229,9 @@ def test_a_turn_has_the_numbers_of_every_rank(count, lanes):
         lambda r: range(r),
         lambda r: [1, 2, 3][r],
         lambda r: r + r,
-        lambda r: (r + 1) % 7 - r,
+        lambda r: (r + 1) % 7 - r == 1,
+        lambda r: bool(r - (r + 1) % 7),
+        lambda r: ((r + 1) % 7 - r) % 3,
         lambda r: r * 0,
         lambda r: r * 2 == r,
     ],
@@ -226,6 +240,12 @@ def test_what_is_not_the_same_for_all_ranks_is_an_error(ask):
     rank, _ = turn(7)
     with pytest.raises(Unfit):
         ask(rank)
+
+
+def test_the_difference_of_two_turns_is_known_by_the_circle():
+    rank, other = Turn(0, 0, 1, 7), Turn(Ranks(np.array([0, 3, 6])), 0, 1, 7)
+    assert ((other - rank) % 7).values.tolist() == [0, 3, 6]
+    assert ((rank - other - 1 + 2) % 7).values.tolist() == [1, 5, 2]
 
 
 @pytest.mark.parametrize("operation", [operator.and_, operator.xor, operator.lshift])

@@ -1,12 +1,14 @@
 """Tables: forms of equal rounds, cells, and sends matched with receives."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
 import mpidist  # noqa: F401  (registers the algorithms)
 from mpidist.schedule import Algorithm, Copy, Recv, Send, find, parallel
-from mpidist.schedule.ranks import Unfit
-from mpidist.schedule.table import Table, between, forms_of, join
+from mpidist.schedule.ranks import Unfit, choose
+from mpidist.schedule.table import SEND, Table, between, forms_of, join, turning
 
 
 def broadcast(function, blocks=1):
@@ -29,6 +31,88 @@ def test_all_roots_of_a_tree_have_few_forms():
     forms = forms_of(find("broadcast", "binomial").algorithm, 64, range(64))
     assert sum(len(form.seats) for form in forms) == 64 * 64
     assert len(forms) == 7  # 0 to 6 children; the root has 6, and nobody else
+
+
+def by_seat(forms):
+    """Return the steps and numbers of each seat."""
+    return {
+        int(seat): (form.signature, form.numbers[:, column].tolist())
+        for form in forms
+        for column, seat in enumerate(form.seats)
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 11])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("broadcast binomial", "broadcast chain", "broadcast linear", "broadcast tree"),
+        *("broadcast scatter_allgather", "gather binomial", "scatter binomial", "scatter linear"),
+    ],
+)
+def test_what_turns_with_the_root_has_the_forms_of_each_root(label, size):
+    algorithm = find(*label.split()).algorithm
+    for root in range(size):
+        assert by_seat(turning(algorithm, size, root)) == by_seat(forms_of(algorithm, size, [root]))
+
+
+def expression(random, depth):
+    """Return the text of a random number, of a rank, a root and the number of ranks."""
+    if depth == 0 or random.random() < 0.2:
+        return random.choice(["rank", "rank", "root", "size", str(random.randrange(5))])
+    one, other = (expression(random, depth - 1) for _ in range(2))
+    return random.choice(
+        [
+            *(f"(({one} + {other}) % size)", f"(({one} - {other}) % size)", f"({one} + {other})"),
+            *(f"({one} - {other})", f"({one} % size)", f"({one} // 2)", f"({one} % 2)"),
+            *(f"({one} * 2)", f"({one} == {other})", f"({one} < {other})", f"({one} != root)"),
+            f"choose({one} == {other}, rank, root)",
+        ]
+    )
+
+
+def test_whatever_turns_with_the_root_is_what_each_root_does():
+    random, turned = Random(1), 0
+    for _ in range(3000):
+        if_, peer, block = (expression(random, depth) for depth in (2, 3, 2))
+        made = eval(f"lambda rank, root, size: (({if_}) != 0, {peer}, {block})", {"choose": choose})
+
+        def tried(rank, size, *, root, made=made):
+            sends, peer, block = made(rank, root, size)
+            yield Send(peer, block) if sends else Recv(peer, block)
+
+        size, root = random.choice([3, 4, 6]), random.randrange(3)
+        algorithm = broadcast(tried, random.choice([size, 2]))
+        try:
+            found = by_seat(turning(algorithm, size, root))
+        except Exception:  # Unfit, or what it cannot do with such ranks
+            continue
+        turned += 1
+        for rank in range(size):
+            (step,) = tried(rank, size, root=root)
+            ((signature,),), numbers = found[rank]
+            assert numbers == [step.peer, step.blocks], (if_, peer, block)
+            assert (signature[0] == SEND) == isinstance(step, Send), (if_, peer, block)
+    assert turned > 30
+
+
+@pytest.mark.parametrize("odd", ["root 2", "a higher rank", "peer", "block", "bits"])
+def test_what_does_not_turn_with_the_root_is_unfit(odd):
+    def tried(rank, size, *, root):
+        if odd == "root 2" and root == 2:
+            return
+        if odd == "bits" and rank ^ root == size:
+            return
+        if rank == root:
+            others = [(root + i) % size for i in range(1, size)]
+            yield tuple(Send(3 if odd == "peer" else p, int(odd == "block")) for p in others)
+        elif odd == "a higher rank" and rank < root:
+            yield Recv(root, 1)
+        else:
+            yield Recv(rank - root if odd == "peer" else root, root if odd == "block" else 0)
+
+    with pytest.raises((Unfit, TypeError)):
+        turning(broadcast(tried, 2), 5, 0)
 
 
 def test_sends_and_receives_are_matched_in_order():
