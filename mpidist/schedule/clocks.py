@@ -354,6 +354,14 @@ class _Clocks:
         if queue is not None:
             batch = {name: np.concatenate([queue[name], batch[name]]) for name in batch}
         self.queue = batch
+        # Each port begins one message at a time, so the last of n has waited n times.
+        counts = np.bincount(batch["seat"])
+        self._check_waiting(int((counts * (counts + 1) // 2).sum()))
+
+    def _check_waiting(self, more: int) -> None:
+        if self.waited + more > MOST_WAITING:
+            number = 0 if self.queue is None else len(self.queue["seat"])
+            raise Unfit(f"too many messages wait for their ports: {number} at once")
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -364,8 +372,7 @@ class _Clocks:
             return
         now, limit = self.now, self.now * _SAME
         self.waited += len(queue["seat"])
-        if self.waited > MOST_WAITING:
-            raise Unfit(f"too many messages wait for their ports: {len(queue['seat'])} at once")
+        self._check_waiting(0)
         ports = [queue[name] for name in self.ports]
         free = np.logical_and.reduce([at[port] <= limit for at, port in zip(self.free, ports)])
         able, begun = np.flatnonzero(free), np.zeros(len(free), bool)

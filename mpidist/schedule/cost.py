@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument, Unsupported
-from .clocks import Rates, seconds_of
+from .clocks import MOST_WAITING, Rates, seconds_of
 from .exchange import Posted
 from .machine import Machine, Proof
 from .model import Curve, Messages
@@ -51,7 +51,7 @@ from .rounds import (
     block_tuple,
     blocks,
 )
-from .score import loads_of, scores_of
+from .score import check_fans, loads_of, scores_of
 from .strand import Strand
 
 PROVED = 128
@@ -495,6 +495,8 @@ def together(
         raise Unsupported(f"{algorithm.label}: {reason}")
     several = groups is not None and len(groups) > 1
     rates = rates if several else replace(rates, linked=False)
+    if rates.linked and size**2 > 2 * MOST_WAITING:  # the messages of one rank wait for its port
+        check_fans(algorithm, size, {"root": root, "arity": arity, "groups": groups})
     wrong = Unfit("its ranks have nothing in common")
     for score in scores_of(algorithm, size, nbytes, root=root, arity=arity, groups=groups):
         nodes = np.zeros(score.lanes, np.int64)

@@ -423,13 +423,8 @@ def _some(size: int) -> list[int]:
 
 def _check_numbers(algorithm: Algorithm, size: int, known: dict[str, Any]) -> None:
     """Raise Unfit if arrays for all ranks would have too many numbers, by those of some ranks."""
-    # A schedule of which every rank has a round with all others is known by that on few ranks.
-    few = size >> max(size.bit_length() - 10, 0)
-    if few < size and known["groups"] is None and algorithm.unsupported(few) is None:
-        rounds = algorithm.schedule(few // 2 + 1, few, **known)
-        most = max((sum(_sent(item)) for item in rounds), default=0)
-        if few - 1 <= most <= few and size**3 > MOST_NUMBERS:
-            raise Unfit(f"every rank sends to each of the {size - 1:,} others in one round")
+    if size**3 > MOST_NUMBERS:
+        check_fans(algorithm, size, known)
     counts, widths = [], []
     for rank in _some(size):
         messages = numbers = width = 0
@@ -459,6 +454,18 @@ def _check_numbers(algorithm: Algorithm, size: int, known: dict[str, Any]) -> No
             f"a rank has about {usual} peers and blocks, one by one: expected ranges of blocks, "
             "such as span(first, stop), and fewer messages"
         )
+
+
+def check_fans(algorithm: Algorithm, size: int, known: dict[str, Any]) -> None:
+    """Raise Unfit if every rank sends to all others in one round, which shows on few ranks."""
+    few = size >> max(size.bit_length() - 10, 0)
+    flat = known.get("groups") is None or "groups" not in algorithm.uses
+    if few == size or not flat or algorithm.unsupported(few) is not None:
+        return
+    rounds = algorithm.schedule(few // 2 + 1, few, **known | {"groups": None})
+    most = max((sum(_sent(item)) for item in rounds), default=0)
+    if few - 1 <= most <= few:
+        raise Unfit(f"every rank sends to each of the {size - 1:,} others in one round")
 
 
 def _sent(item: Any) -> Iterator[bool]:

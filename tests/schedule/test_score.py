@@ -1,11 +1,14 @@
 """Scores: how few runs of a generator stand for all ranks, and what they say of each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.schedule import Recv, Send
-from mpidist.schedule.cost import timed
+from mpidist.schedule.clocks import Rates
+from mpidist.schedule.cost import timed, together
 from mpidist.schedule.model import Messages
 from mpidist.schedule.ranks import Unfit
 from mpidist.schedule.registry import Algorithm, find
@@ -76,6 +79,20 @@ def test_a_rank_with_too_many_messages_is_named():
         scored("reduce", "linear", 30_000)
     with pytest.raises(Unfit, match="each of the 99,999 others"):
         scored("allreduce", "direct", 100_000, 1)
+
+
+def test_a_round_of_all_with_all_over_links_is_refused_by_few_ranks():
+    made = find("alltoall", "linear").algorithm
+    sizes = []
+
+    def counted(rank, size):
+        sizes.append(size)
+        return made.function(rank, size)
+
+    rates = Rates(1e-6, 1e-9, 1e-9, 2e-6, 1e-9, True)
+    with pytest.raises(Unfit, match="each of the 65,535 others"):
+        together(replace(made, function=counted), 1 << 16, 1 << 20, rates, groups=nodes(1 << 13, 8))
+    assert sizes and max(sizes) < 2048  # all ranks would take minutes
 
 
 @pytest.mark.parametrize("groups", [None, nodes(3, 4)], ids=["flat", "nodes"])
