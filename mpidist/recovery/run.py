@@ -233,6 +233,7 @@ class _Job:
     def _wait(self) -> None:
         """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
         _phase("waits as a spare")
+        self._since = 0.0  # the others train: the next loss is another one
         world, members, note = self.world, self._members, np.zeros(1, np.int64)
         assert members is not None
         ended = world.irecv(note, members[0], tag=_ENDED)
