@@ -67,7 +67,7 @@ def predict(
     header, reason = make_header(comm), why_not(comm)
     if reason is not None:
         raise Unsupported(reason)
-    full = FullCalibration(comm)
+    full = FullCalibration(comm, max(sizes))
     cells = _cells(comm, full, collectives, sizes)
     if not cells:
         raise Unsupported("nothing to predict: expected a collective that has data")
@@ -75,7 +75,7 @@ def predict(
         for cell in cells:
             cell.call()
         turns = [*full.turns, *map(_turn, cells)]
-        times = in_turns(comm, turns, seconds, fewest(comm), MOST)
+        times = in_turns(comm, turns, seconds, fewest(comm), MOST, full.rare)
     known = full.learn(times[:, : len(full.turns)])
     for cell, time in zip(cells, tenth(times[:, len(full.turns) :]).tolist()):
         cell.row.time_us = 1e6 * time
@@ -127,12 +127,15 @@ def _add_predictions(comm: Communicator, cells: Sequence[Cell]) -> list[float]:
             # Private ways serve symmetric arrays too.
             able = [row for row in rows if row.memory in (memory, PRIVATE)]
             names = chosen.name, chosen.name.partition(":")[0]
-            taken = next(row for row in able if row.candidate in names)
-            regrets.append(taken.time_us / min(row.time_us for row in able) - 1)
+            # Between nodes it may be one that names its levels, which is not among the rows.
+            for taken in [row for row in able if row.candidate in names][:1]:
+                regrets.append(taken.time_us / min(row.time_us for row in able) - 1)
     return regrets
 
 
 def _regret_text(regrets: Sequence[float]) -> str:
+    if not regrets:
+        return "choices: none is among the measured calls"
     mean, most = float(np.mean(regrets)), float(np.percentile(regrets, 95))
     return (
         f"choices: mean regret {100 * mean:.1f} %, 95th percentile {100 * most:.0f} %, of "

@@ -118,8 +118,9 @@ def explain_command(
     Expected times are those of the tuning table if it has an entry for the call, otherwise those of
     what a first call tries out, else those of the file's calibration; without one, calls and
     messages are measured for the times, not for the choice.  They are shown with their noise.  With
-    more ranks than cores there are none: those times are the scheduler's.  Between nodes native is
-    assumed to take the time of the best non-hierarchical algorithm.
+    more ranks than cores there are none: those times are the scheduler's.  Between nodes nothing
+    but constants is measured without a file, and native is assumed to take the time of the best
+    non-hierarchical algorithm.
 
     With --ranks it lists all algorithms by messages for a job that is not here, the fastest first,
     by the cost model: of straight lines, with the constants that --predict and --link give.
@@ -149,8 +150,10 @@ def explain_command(
         calibrate(comm)
         chosen, every = comm.explain(collective, nbytes, op, memory)
     _, known, _ = measured(comm)
-    if comm.size > 1 and device is None and not (known and known.kernels):
-        known = calibrate_fully(comm, _SECONDS)  # the choice would be another one by it
+    apart = comm.size == 1 or comm.topology.num_nodes > 1  # over a link it would take long
+    if not apart and device is None and not (known and known.kernels):
+        # The choice would be another one by it.
+        known = calibrate_fully(comm, _SECONDS, nbytes)
         every = comm.explain(collective, nbytes, op, memory)[1]
         times = {one.name: (one.seconds, one.basis) for one in every}
         time, basis = times.get(chosen.name, (chosen.seconds, chosen.basis))

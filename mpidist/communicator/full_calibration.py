@@ -7,10 +7,10 @@ collectives, and the kernels in shared memory.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..calls.call import Call
 from ..engine.memory_probes import NAMES
 from ..engine.memory_probes import SIZES as SHARED_SIZES
 from ..engine.memory_probes import fit as fit_memory
-from ..engine.probes import SIZES, fit
+from ..engine.probes import LONG, SIZES, fit
 from ..engine.repeated import with_own_arrays
 from ..errors import Unsupported
 from ..operations import find_op
@@ -34,9 +34,10 @@ from .explain import example_call
 from .layers import calibrate, learn, memory_probes, probes
 from .tracing import clock_offset
 
-KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20)
+KERNELS = (64, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)
 """Bytes of the calls of which each executor is measured."""
 LEAST, MOST = 12, 60  # passes
+RARELY = 3  # from one pass with calls of more than `LONG` bytes to the next
 FEWEST = 5  # of them between nodes, where one takes as long as some long messages on the link
 _SHORT = 6  # turns of the shortest probes in each pass
 _FRONT = "recursive_doubling"
@@ -48,25 +49,33 @@ Turn = tuple[Callable[[int], object], Callable[[], object]]
 
 
 def in_turns(
-    comm: Communicator, turns: Sequence[Turn], seconds: float, least: int = LEAST, most: int = MOST
+    comm: Communicator,
+    turns: Sequence[Turn],
+    seconds: float,
+    least: int = LEAST,
+    most: int = MOST,
+    rare: Collection[int] = (),
 ) -> np.ndarray:
     """Measure calls in turns, in another order in each pass; collective.
 
     A turn is ``before(number)`` with the number of the pass, untimed, a barrier, and ``call()``.
     The first pass is not counted: in it memory is new, and calls are bound.  No pass begins after
-    `seconds`, except that there are at least `least`, and at most `most`.
+    `seconds`, except that there are at least `least`, and at most `most`.  The turns of the indices
+    `rare` are in each third pass only.
 
     Return the seconds from the last rank's begin to the last rank's end: a line for each pass, a
-    column for each call; the same on all ranks.  On several nodes all begin at a time that rank 0
-    says, as they leave a barrier up to a message's time apart.  Their clocks are compared before
-    and after each pass, and taken to run evenly in between.
+    column for each call, NaN where it was not in the pass; the same on all ranks.  On several nodes
+    all begin at a time that rank 0 says, as they leave a barrier up to a message's time apart.
+    Their clocks are compared before and after each pass, and taken to run evenly in between.
     """
     meet = partial(comm.barrier, "dissemination")
     passes: list[np.ndarray] = []
     compared = [_compared(comm)]
     until = perf_counter() + seconds
     while True:
-        order, times = list(range(len(turns))), np.empty((len(turns), 2))
+        order, times = list(range(len(turns))), np.full((len(turns), 2), np.nan)
+        if len(passes) % RARELY:
+            order = [k for k in order if k not in rare]
         random.Random(len(passes)).shuffle(order)  # the same on all ranks
         for k in order:
             before, call = turns[k]
@@ -114,31 +123,35 @@ def _begun(comm: Communicator, ahead: float, error: float) -> float:
     later = perf_counter() + 4 * error * nodes.bit_length()
     begin = float(comm.broadcast(np.array([later]), root=0, algorithm="binomial")[0]) + ahead
     while perf_counter() < begin:
-        pass
+        sleep(0)  # lets other threads and processes run
     return begin
 
 
 def tenth(times: np.ndarray) -> np.ndarray:
     """Return the 10th percentile of each column: a machine's other load only adds to times."""
-    return np.sort(times, axis=0)[(len(times) - 1) // 10]
+    last = np.count_nonzero(~np.isnan(times), axis=0) - 1  # NaN are the last when sorted
+    return np.take_along_axis(np.sort(times, axis=0), last[None] // 10, axis=0)[0]
 
 
 def deviation(times: np.ndarray) -> float:
     """Return the median over the columns of the median deviation, relative to the median."""
-    middle = np.median(times, axis=0)
-    return float(np.median(np.median(np.abs(times - middle), axis=0) / middle))
+    middle = np.nanmedian(times, axis=0)
+    return float(np.median(np.nanmedian(np.abs(times - middle), axis=0) / middle))
 
 
 class FullCalibration:
     """The calls that calibrate a communicator fully, its `turns` for :func:`in_turns`; collective.
 
-    They may be measured beside others.  `kernels` are the candidate and collective of those that no
+    They may be measured beside others.  Those of more than `LONG` bytes are for an `nbytes` of more
+    only, and on one node.  `kernels` are the candidate and collective of those that no
     schedule of messages serves.
     """
 
-    def __init__(self, comm: Communicator):
+    def __init__(self, comm: Communicator, nbytes: int):
         self._comm, self._first = comm, calibrate(comm)
-        self._kernels = _kernels(comm)
+        long = nbytes > LONG and comm.topology.num_nodes == 1
+        sizes, lengths = ([n for n in every if long or n <= LONG] for every in (SIZES, KERNELS))
+        self._kernels = _kernels(comm, lengths)
         self.kernels = {(name, call.collective) for name, call, _ in self._kernels}
         self._subgroups = _subgroups(comm)
         shared, runs = memory_probes(comm)
@@ -147,13 +160,17 @@ class FullCalibration:
             key: (_writing(shared[key]), run) for key, run in runs.items()
         }
         for where, members in self._subgroups.items():
-            known |= {(where + name, n): turn for (name, n), turn in _messages(members).items()}
+            known |= {
+                (where + name, n): turn for (name, n), turn in _messages(members, sizes).items()
+            }
         every = dict.fromkeys(key for keys in comm.allgather_object([*known]) for key in keys)
         # The overheads are small differences of short times, of which there are so many more.
         short = SIZES[0], SHARED_SIZES[0]
         self._keys = [key for key in every for _ in range(_SHORT if key[1] in short else 1)]
         self.turns: list[Turn] = [known.get(key, _IDLE) for key in self._keys]
         self.turns += [turn for _, _, turn in self._kernels]
+        taken = [*(n for _, n in self._keys), *(call.nbytes for _, call, _ in self._kernels)]
+        self.rare = {k for k, each in enumerate(taken) if each > LONG}
 
     def learn(self, times: np.ndarray) -> Calibration:
         """Return what the seconds of all turns (columns) make, and let "auto" use it; collective.
@@ -211,7 +228,9 @@ def why_not(comm: Communicator) -> str | None:
     return None
 
 
-def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
+def calibrate_fully(
+    comm: Communicator, seconds: float = 6.0, nbytes: int = max(KERNELS)
+) -> Calibration:
     """Measure curves of messages, and the times of every executor; collective.
 
     With more ranks than cores, whose times are the scheduler's, and for one rank, it is
@@ -223,6 +242,8 @@ def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
         The ranks that measure, and whose "auto" and ``explain`` use the figures.
     seconds : float
         About how long to measure.
+    nbytes : int
+        Bytes of the longest call to predict.  Up to 2 MiB fewer calls are measured.
 
     Returns
     -------
@@ -231,8 +252,8 @@ def calibrate_fully(comm: Communicator, seconds: float = 6.0) -> Calibration:
     """
     if why_not(comm) is not None:
         return calibrate(comm)
-    full = FullCalibration(comm)
-    return full.learn(in_turns(comm, full.turns, seconds, fewest(comm)))
+    full = FullCalibration(comm, nbytes)
+    return full.learn(in_turns(comm, full.turns, seconds, fewest(comm), rare=full.rare))
 
 
 def _nothing(number: int = 0) -> None:
@@ -260,11 +281,11 @@ def _subgroups(comm: Communicator) -> dict[str, Communicator | None]:
     return found
 
 
-def _messages(comm: Communicator | None) -> dict[tuple[str, int], Turn]:
+def _messages(comm: Communicator | None, sizes: Sequence[int]) -> dict[tuple[str, int], Turn]:
     """Return the turns of the probes of messages in a communicator, none for None; collective."""
     if comm is None:
         return {}
-    calls, runs = probes(comm, _FRONT)
+    calls, runs = probes(comm, _FRONT, sizes)
     small = calls[_BOUND]
     runs[_PUBLIC] = partial(comm.allreduce, small.x, "sum", small.out, _FRONT)
     calls[_PUBLIC] = small
@@ -282,20 +303,22 @@ def _writing(call: Call) -> Callable[[int], None]:
     return write
 
 
-def _kernels(comm: Communicator) -> list[tuple[str, Call, Turn]]:
+def _kernels(comm: Communicator, sizes: Sequence[int]) -> list[tuple[str, Call, Turn]]:
     """Return the name, an example, and the turn of the calls that no schedule of messages serves.
 
-    Those by each executor's own name, and by single copies where that name does not serve them.
+    They share their arrays.  Those by each executor's own name, and by single copies where that
+    name does not serve them.
     """
     op = find_op("sum")
     found: list[tuple[str, Call, Turn]] = []
     symmetric = comm.topology.num_nodes == 1 and comm.backend.native is not None
-    pool = [comm.empty(max(KERNELS), np.uint8) for _ in range(2)] if symmetric else []
+    shared = [comm.empty(max(sizes), np.uint8) for _ in range(2)] if symmetric else []
+    own = [np.empty(max(sizes), np.uint8) for _ in range(2)]
     for collective, contract in COLLECTIVES.items():
-        for nbytes in (0,) if contract.idempotent else KERNELS:
-            private = with_own_arrays(example_call(comm._place, collective, nbytes, op))
-            for memory in (PRIVATE, SYMMETRIC)[: 1 + bool(pool and nbytes)]:
-                call = private if memory == PRIVATE else _within(pool, private)
+        for nbytes in (0,) if contract.idempotent else sizes:
+            example = with_own_arrays(example_call(comm._place, collective, nbytes, op))
+            for memory in (PRIVATE, SYMMETRIC)[: 1 + bool(shared and nbytes)]:
+                call = _within(own if memory == PRIVATE else shared, example)
                 every = [
                     one for one in comm.explain(collective, nbytes, memory=memory)[1] if one.can
                 ]

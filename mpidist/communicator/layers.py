@@ -80,14 +80,14 @@ def calibrate(comm: Communicator) -> Calibration:
 
 
 def probes(
-    comm: Communicator, public: str
+    comm: Communicator, public: str, sizes: Sequence[int]
 ) -> tuple[dict[Any, Call], dict[Any, Callable[[], None]]]:
-    """Return the calls that probe a communicator's messages, and functions that run them.
+    """Return the calls that probe a communicator's messages of so many bytes, and what runs them.
 
     The last one is what a short allreduce by the algorithm `public` runs.
     """
     with comm._door:
-        return comm._service.probes(public)
+        return comm._service.probes(public, sizes)
 
 
 def memory_probes(

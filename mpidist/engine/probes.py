@@ -23,8 +23,10 @@ from ..schedule.model import Curve, Messages, rising
 from ..schedule.registry import Algorithm, Choice
 from ..schedule.rounds import Recv, Reduce, Round, Send, parallel
 
-SIZES = (8, 1 << 10, *(4 << (10 + k) for k in range(10)))
+SIZES = (8, 1 << 10, *(4 << (10 + k) for k in range(10)), 16 << 20)
 """Bytes of the messages of a full measurement; between two of them time is taken to be linear."""
+LONG = 2 << 20
+"""Bytes beyond which messages are measured in few passes, and on one node only."""
 
 
 def _shift(rounds: int) -> Callable[[int, int], Iterator[Round]]:

@@ -28,7 +28,7 @@ from . import memory_probes
 from .background import Background
 from .calibration import LineTrips, calibrate_shortly
 from .executors import EXECUTORS, MessagesExecutor, NativeExecutor
-from .probes import SIZES, Key, calls_of, choice_of
+from .probes import Key, calls_of, choice_of
 from .programs import Bound, CallKey, Programs, key_of, owners_of
 from .repeated import repeated, served_by, with_own_arrays
 from .sequencer import Sequencer
@@ -107,15 +107,17 @@ class Service:
         self.learn(found)
         return found
 
-    def probes(self, public: str) -> tuple[dict[Key, Call], dict[Key, Callable[[], None]]]:
+    def probes(
+        self, public: str, sizes: Sequence[int]
+    ) -> tuple[dict[Key, Call], dict[Key, Callable[[], None]]]:
         """Return the calls of probes, and functions that run them for a caller outside the door.
 
         The last one is what a short call by the algorithm `public` is bound to.
         """
         executor = next(e for e in self.executors if isinstance(e, MessagesExecutor))
-        calls = calls_of(self.backend.rank, self.backend.size, SIZES)
+        calls = calls_of(self.backend.rank, self.backend.size, sizes)
         choices = {key: choice_of(key[0]) for key in calls}
-        key = public, SIZES[0]
+        key = public, sizes[0]
         calls[key], choices[key] = next(iter(calls.values())), find("allreduce", public)
         runs = {}
         for key, call in calls.items():

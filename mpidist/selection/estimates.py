@@ -106,6 +106,9 @@ TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
 """Bytes from which calls are tried out, and to which: longer ones are like the longest."""
 TRIED_AHEAD = 0.95  # as AHEAD, of measured times
 
+DECIDED_TO = 2 << 20
+"""Bytes up to which "auto" goes by a full calibration: see `Estimates.decides`."""
+
 AHEAD = 0.9  # after a full calibration TRIED_AHEAD
 """Largest predicted time of a candidate, relative to that of the rules, for which it is chosen.
 
@@ -304,14 +307,12 @@ class Estimates:
     def decides(self, call: Call) -> bool:
         """Return whether "auto" goes by a full calibration, without rules and trials.
 
-        Not beyond the measured bytes: nothing tells there when times leave the caches.
+        Not beyond the measured bytes, nor where its regret was not shown to be less than theirs.
         """
         known = self.calibration
-        return (
-            known is not None
-            and self.knows_all(call)
-            and call.nbytes <= max(curve.sizes[-1] for _, _, curve in known.kernels)
-        )
+        if known is None or not self.knows_all(call):
+            return False
+        return call.nbytes <= min(max(curve.sizes[-1] for *_, curve in known.kernels), DECIDED_TO)
 
     def expected(
         self, call: Call, name: str, choices: Sequence[Choice], few: bool = False

@@ -380,8 +380,8 @@ def test_calibrate_explain_tune_and_verify(tmp_path):
     explain = ("explain", "allgather", "--bytes", "64K", "--tuning", "m.json", "--json")
     text = mpidist(*explain, cwd=tmp_path)
     told, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
-    # Schedules in shared memory have times of a few constants by their names, and their executors
-    # measured ones: "auto" compares these.
+    # Schedules in shared memory are predicted by their names, and the times of their executors are
+    # measured: "auto" compares these.
     able = [one for one in told["candidates"] if one["can"]]
     able = [one for one in able if one["executor"] == "messages" or not one["algorithm"]]
     times = {one["algorithm"] or one["executor"]: one["expected_s"] for one in able}

@@ -643,7 +643,7 @@ def test_launched_rank():
         ("bench allreduce --iterations 0", "--iterations … 0 is not … x>=1"),
         ("bench allreduce --budget -1", "--budget … -1.0 is not … x>=0"),
         ("bench allreduce --json /no/such/folder/x.json", "--json … /no/such/folder/x.json"),
-        ("calibrate", "calibrate: 1 rank on 1 node: expected two or more"),
+        ("calibrate", "calibrate: 1 rank: expected two or more"),
         ("calibrate -o /no/such/folder/x.json", "-o … /no/such/folder/x.json"),
         ("calibrate --budget 0", "--budget … invalid duration '0' … positive"),
         ("tune", "one of -o FILE and --verify FILE"),

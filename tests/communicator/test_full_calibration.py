@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from mpidist import run_simulated
 from mpidist.backends.executor import MESSAGES
 from mpidist.communicator import full_calibration
 from mpidist.communicator.full_calibration import calibrate_fully, deviation, in_turns, tenth
-from mpidist.engine.probes import SIZES
 
 
 def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
@@ -31,6 +31,19 @@ def test_in_turns_measures_each_call_in_each_pass_from_the_last_begin():
     passes = [before[3 * n : 3 * n + 3] for n in range(5)]
     assert all(sorted(one) == [(k, n) for k in range(3)] for n, one in enumerate(passes))
     assert len({tuple(k for k, _ in one) for one in passes}) > 1, "in another order"
+
+
+def test_rare_turns_are_in_each_third_pass_and_low_times_are_those_measured():
+    def run(comm):
+        acts = []
+        turns = [(acts.append, partial(acts.append, None)) for _ in range(2)]
+        return in_turns(comm, turns, 0.0, least=7, most=7, rare={1}), acts
+
+    (times, acts), (same, _) = run_simulated(2, run)
+    assert np.isnan(times[:, 1]).tolist() == [True, True, False, True, True, False, True]
+    assert not np.isnan(times[:, 0]).any() and np.array_equal(times, same, equal_nan=True)
+    assert [number for number in acts if number is not None] == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7]
+    assert tenth(times)[1] == np.nanmin(times[:, 1]) and deviation(times) >= 0.0
 
 
 def test_clocks_of_other_nodes_are_set_by_rank_0s_also_where_they_run_faster(monkeypatch):
@@ -57,8 +70,11 @@ def test_clocks_of_other_nodes_are_set_by_rank_0s_also_where_they_run_faster(mon
     assert 0.019 < np.median(first) < 0.2, "0.02 s, however long a busy machine takes"
 
 
-@pytest.mark.parametrize(("nodes", "far"), [("aabb", True), ("aab", True), ("ab", False)])
-def test_messages_between_nodes_have_curves_of_their_own(nodes, far):
+@pytest.mark.parametrize(("nodes", "far"), [("aab", True), ("ab", False)])
+def test_messages_between_nodes_have_curves_of_their_own(nodes, far, monkeypatch):
+    sizes = 8, 1 << 10, 1 << 16
+    monkeypatch.setattr(full_calibration, "SIZES", (*sizes, 16 << 20))
+
     def run(comm):
         found = calibrate_fully(comm, 0.0)
         two = next(one for one in comm.explain("allreduce", 1 << 16)[1] if one.executor == MESSAGES)
@@ -67,9 +83,9 @@ def test_messages_between_nodes_have_curves_of_their_own(nodes, far):
     (found, seconds), *others = run_simulated(len(nodes), run, nodes=nodes)
     assert all(other == found for other, _ in others)
     assert (found.far is not None) is far, "where all messages are, they are those of a node"
-    assert found.messages.one_way.sizes == SIZES and seconds > found.messages.call
+    assert found.messages.one_way.sizes == sizes and seconds > found.messages.call
     if far:
-        assert found.far.both_ways.sizes == SIZES and found.far.call == found.messages.call
+        assert found.far.both_ways.sizes == sizes and found.far.call == found.messages.call
 
 
 def test_low_and_spread_of_columns():
@@ -80,7 +96,7 @@ def test_low_and_spread_of_columns():
 
 def test_calibrate_fully_is_the_same_on_all_ranks_and_predicts_messages():
     def run(comm):
-        found = calibrate_fully(comm, 0.0)
+        found = calibrate_fully(comm, 0.0, 1 << 16)
         every = comm.explain("allreduce", 1 << 16)[1]
         return found, {one.name: one.seconds for one in every if one.can}
 

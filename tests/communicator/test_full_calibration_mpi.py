@@ -41,7 +41,7 @@ def test_the_library_between_nodes_has_curves_and_auto_goes_by_them(comm):
         return
     found = calibrate_fully(nodes, 0.0)
     assert {name for name, _, _ in found.kernels} == {"native"}
-    assert found.kernel("native", "allreduce").sizes == KERNELS
+    assert found.kernel("native", "allreduce").sizes == KERNELS[:-1], "16M takes long on a link"
     assert found.ranks_per_node == (1,) * comm.size and found.far is None
     for collective in ("allreduce", "broadcast", "reduce_scatter"):
         chosen, every = nodes.explain(collective, 1 << 16)
@@ -55,7 +55,7 @@ def test_the_library_between_nodes_has_curves_and_auto_goes_by_them(comm):
 @pytest.mark.mpi(min_size=2)
 def test_auto_by_the_calibration_serves_every_collective_alike_on_all_ranks(comm):
     tuned = comm.split(0)
-    known = calibrate_fully(tuned, 0.0)
+    known = calibrate_fully(tuned, 0.0, 1 << 14)
     rank, size = tuned.rank, tuned.size
     for count in (size, 4096 * size):
         for x in (np.empty(count, np.float32), tuned.empty(count, np.float32)):

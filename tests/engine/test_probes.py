@@ -59,7 +59,7 @@ def test_fit_of_the_probes_own_times_is_the_model(size, monkeypatch):
 @pytest.mark.parametrize("size", [2, 3])
 def test_probes_run_on_any_ranks_and_move_what_they_say(size):
     def run(comm):
-        calls, runs = probes(comm, "recursive_doubling")
+        calls, runs = probes(comm, "recursive_doubling", SIZES)
         assert {nbytes for _, nbytes in runs} == set(SIZES)
         found = {}
         for key, act in runs.items():

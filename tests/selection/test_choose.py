@@ -13,7 +13,7 @@ from mpidist.schedule.registry import find
 from mpidist.selection import choose as selection
 from mpidist.selection.calibration import Calibration
 from mpidist.selection.choose import Candidates, choose, why_not
-from mpidist.selection.estimates import Rival
+from mpidist.selection.estimates import DECIDED_TO, Rival
 from mpidist.selection.tuning import Key
 from tests.support.choices import KNOWN, MEANS, advised, call_for, chosen, full, means_of, table
 
@@ -148,7 +148,7 @@ def test_a_full_calibration_of_symmetric_arrays_compares_what_ranks_know_of_each
         ({}, call_for(64, Op(np.fmax, name="largest")), {}),
         ({}, call_for(64, find_op("sum", order="tree")), {}),
         ({}, call_for(64), {"crowded": True}),
-        ({}, call_for((2 << 20) // 4 + 1), {}),
+        ({}, call_for(DECIDED_TO // 4 + 1), {}),
         ({"ranks_per_node": (2,)}, call_for(64), {}),
         ({"kernels": ()}, call_for(64), {}),
     ],

@@ -73,7 +73,7 @@ KNOWN = Calibration.straight(1e-5, 1e-9, 1e-10)
 def full(kernels, ranks_per_node=(4,), **more):
     """A full calibration: `kernels` maps the name of an executor and a collective to a time."""
     curves = tuple(
-        (*key, Curve((8, 2 << 20), (seconds,) * 2, 0.0)) for key, seconds in kernels.items()
+        (*key, Curve((8, 16 << 20), (seconds,) * 2, 0.0)) for key, seconds in kernels.items()
     )
     known = replace(KNOWN, kernels=curves, library="simulated", ranks_per_node=ranks_per_node)
     return replace(known, **more)

@@ -46,7 +46,7 @@ def predict_command(
     """Calibrate the cost model, predict calls of each COLLECTIVE by every algorithm, measure them.
 
     By default all collectives with data.  The calibration measures messages by probes of its own,
-    and the library's collectives and the kernels in shared memory at five sizes.  The notes are the
+    and the library's collectives and the kernels in shared memory at six sizes.  The notes are the
     median errors, and how much the probes scattered: above 15 % the errors are the machine's.
     """
     from ...bench.predict import predict
