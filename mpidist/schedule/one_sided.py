@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ..errors import ScheduleError
@@ -41,7 +42,8 @@ class Meeting:
     arrived: dict[int, tuple[int, int, Known, int]] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)  # in a barrier: values on arrival
     waiting: list[Strand] = field(default_factory=list)  # for the whole group
-    apart: list[tuple[Strand, tuple[int, ...]]] = field(default_factory=list)  # for these ranks
+    # For some ranks: a strand and these ranks, by one of them that has not arrived yet.
+    apart: dict[int, list[tuple[Strand, tuple[int, ...]]]] = field(default_factory=dict)
 
 
 MeetingKey = tuple[tuple[int, ...], tuple[int, ...]]  # strand and group
@@ -331,11 +333,11 @@ class OneSided:
         if awaits is None:
             meeting.waiting.append(strand)
         else:
-            meeting.apart.append((strand, awaits))
-        self._release(meeting, group)
+            meeting.apart.setdefault(rank, []).append((strand, awaits))
+        self._release(meeting, group, rank)
 
-    def _release(self, meeting: Meeting, group: tuple[int, ...]) -> None:
-        """Let every strand depart whose awaited ranks have all arrived."""
+    def _release(self, meeting: Meeting, group: tuple[int, ...], rank: int) -> None:
+        """Let every strand depart whose awaited ranks have all arrived, of which `rank` is new."""
         arrived = meeting.arrived
         if len(arrived) == len(group):
             whole = len(meeting.waiting) == len(group)
@@ -350,14 +352,14 @@ class OneSided:
                 together = self._leave(strand, meeting, group, together)
                 self._depart(strand)
             meeting.waiting = []
-        left, meeting.apart = meeting.apart, []
-        for strand, awaits in left:
-            if all(map(arrived.__contains__, awaits)):
+        for strand, awaits in meeting.apart.pop(rank, ()):
+            missing = next((peer for peer in awaits if peer not in arrived), None)
+            if missing is None:
                 self.races.await_ranks(strand.rank, awaits)
                 self._leave(strand, meeting, awaits)
                 self._depart(strand)
             else:
-                meeting.apart.append((strand, awaits))
+                meeting.apart.setdefault(missing, []).append((strand, awaits))
 
     def _leave(
         self,
@@ -407,8 +409,8 @@ class OneSided:
         """Return the ranks that a strand, which is in a meeting, waits for."""
         for (_, group), meetings in self._meetings.items():
             for meeting in meetings:
-                awaited = [*((one, group) for one in meeting.waiting), *meeting.apart]
-                for waiting, awaits in awaited:
+                whole = ((one, group) for one in meeting.waiting)
+                for waiting, awaits in chain(whole, *meeting.apart.values()):
                     if waiting is strand:
                         return [peer for peer in awaits if peer not in meeting.arrived]
         return []

@@ -40,6 +40,7 @@ else:
     np = _Numpy()
 
 _LARGE = 1 << 40
+_LONG = 2048  # numbers: below, three operations of numpy take longer than one
 _LONELY = 6  # splits in a row that set one element apart
 _FEW = 200  # elements that are then done one by one
 
@@ -304,8 +305,8 @@ _BOUNDS: dict[str, Callable[[int, int], int]] = {
 
 
 def _mod(left: Any, right: Any) -> Any:
-    """Return ``left % right``, of an array by one number in a third of the time of numpy's own."""
-    if type(right) is not int or right < 1:
+    """Return ``left % right``; of a long array by one number in a third of numpy's own time."""
+    if type(right) is not int or right < 1 or len(left) < _LONG:
         return left % right
     whole = left // right
     whole *= right
@@ -319,24 +320,39 @@ def _operator(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     distinct = name in ("add", "sub", "xor")  # with one number different values stay different
 
     def of(left: Any, right: Any) -> Any:
-        if type(right) is int and type(left) is Ranks and not shifts:
-            bound = limit(left.bound, abs(right))
+        # The usual operands first: this is most of what a schedule does.
+        if type(left) is Ranks and not shifts:
+            kind = type(right)
+            one, bound = right, _LARGE
+            if kind is int:
+                bound = limit(left.bound, abs(right))
+            elif kind is Ranks:
+                one, bound = right.values, limit(left.bound, right.bound)
             if bound < _LARGE:
-                found = function(left.values, right)
-                if distinct:
-                    return Ranks(found, bound)
-                return number(found.astype(np.int64) if compares else found, bound)
-        one, other = _operand(left), _operand(right)
-        if one is None or other is None:
+                found = function(left.values, one)
+                if compares:
+                    return _answers(found)
+                return Ranks(found, bound) if distinct and kind is int else number(found, bound)
+        first, second = _operand(left), _operand(right)
+        if first is None or second is None:
             return NotImplemented
-        bound = limit(one[1], other[1])
-        if bound >= _LARGE or (shifts and np.min(other[0]) < 0):
+        bound = limit(first[1], second[1])
+        if bound >= _LARGE or (shifts and np.min(second[0]) < 0):
             raise OverflowError(f"{name} of numbers of 64 bits")
-        found = function(one[0], other[0])
-        # As int64: numpy adds two of its bools to a bool.
-        return number(found.astype(np.int64) if compares else found, bound)
+        found = function(first[0], second[0])
+        return _answers(found) if compares else number(found, bound)
 
+    if name in ("add", "mul", "and", "or", "xor"):
+        return of, of
     return of, lambda self, other: of(other, self)
+
+
+def _answers(found: np.ndarray) -> Any:
+    """Return the answers to a comparison as :func:`number` does, 0 and 1."""
+    true = np.count_nonzero(found)
+    if true in (0, len(found)):
+        return int(true > 0)
+    return Ranks(found.astype(np.int64), 1)  # numpy adds two of its bools to a bool
 
 
 for _name in (*_ARITHMETIC, *_COMPARISONS):

@@ -267,8 +267,8 @@ def _by_machine(
 
 
 def _work(algorithm: Algorithm, size: int, given: dict[str, Any]) -> int:
-    """Return about how many blocks the steps of all ranks have, from those of two ranks."""
-    ranks = sorted({0, size - 1})
+    """Return about how many blocks the steps of all ranks have, from those of one or two ranks."""
+    ranks = sorted({0, size - 1}) if algorithm.contract.rooted else [size - 1]
     try:
         found = [_blocks(part) for part in algorithm.schedules(ranks, size, **given)]
     except Exception:  # of a faulty generator: its proof describes it
