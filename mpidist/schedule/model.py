@@ -14,13 +14,9 @@ def rising(values: Sequence[float]) -> tuple[float, ...]:
     """Return the ascending numbers >= 0 that differ least from `values`, in the sum.
 
     Values that fall are pooled, and become their median (of two the lower one): isotonic regression
-    of absolute differences, by pool-adjacent-violators [1]_.  So a value that is too high or too
-    low moves none of those behind it.
-
-    References
-    ----------
-    .. [1] Barlow, Bartholomew, Bremner, Brunk: Statistical inference under order restrictions.
-       Wiley, 1972.
+    of absolute differences, by pool-adjacent-violators (Barlow, Bartholomew, Bremner and Brunk,
+    Statistical Inference under Order Restrictions, Wiley, 1972).  So a value that is too high or
+    too low moves none of those behind it.
     """
     # 1 100 3 4   the pools   1 | 100     1 | 100 3     1 | 3 3 | 4   are   1 3 3 4
     pools: list[list[float]] = []
