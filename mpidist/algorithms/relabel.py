@@ -40,7 +40,7 @@ def outward(rank: int, size: int) -> list[int]:
 
     This keeps operands in rank order: each new one joins the partial result at an end.
     """
-    if isinstance(rank, int):
+    if isinstance(rank, int):  # of one rank, without a question for each of the others
         return [*range(rank - 1, -1, -1), *range(rank + 1, size)]
     return [choose(i <= rank, rank - i, i) for i in range(1, size)]
 

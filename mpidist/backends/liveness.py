@@ -63,19 +63,19 @@ class Process:
         self.status, self.ended = self._find_status(), True
         self._close()
 
-    def fails(self) -> bool:
-        """Return whether the process has begun to end, by a signal or with another code than 0."""
+    def failure(self) -> int:
+        """Return the wait status of a process that has begun to end by a signal or an error.
+
+        It is 0 for all others, and for one of another user, whose status /proc does not tell.
+        """
         fields = self._stat()
-        return bool(
-            fields and int(fields[_FLAGS_FIELD]) & _EXITING and int(fields[_EXIT_CODE_FIELD])
-        )
+        exits = fields and int(fields[_FLAGS_FIELD]) & _EXITING
+        return int(fields[_EXIT_CODE_FIELD]) if exits else 0
 
     def _find_status(self) -> int | None:
         """Return how the process ended: of one that is not gone from /proc, else its descriptor."""
-        fields = self._stat()
-        # Of a process of another user it is shown as 0, and so it is unknown.
-        if fields and int(fields[_FLAGS_FIELD]) & _EXITING and int(fields[_EXIT_CODE_FIELD]):
-            return int(fields[_EXIT_CODE_FIELD])
+        if status := self.failure():
+            return status
         with suppress(OSError):
             info = bytearray(_INFO.size)
             struct.pack_into("Q", info, 0, _EXIT_CODE)
@@ -147,7 +147,7 @@ class _Watch:
                 self._turn = (self._turn + 1) % len(alive)
                 asked = alive if closely else [alive[self._turn]]
                 self._asks = now + INTERVAL * len(asked)
-                ended = [process for process in asked if process.fails()]
+                ended = [process for process in asked if process.failure()]
             for process in ended:
                 process.end()
                 self.ends += 1

@@ -192,7 +192,8 @@ class Taps:
 
     def promise_bits(self, framework: Framework, model: Any) -> None:
         """Record the bits of a model's parameters, too, of their gradients and states."""
-        self._exact |= {self._parameters[id(p)] for _, p in framework.parameters(model)}
+        known = (self._parameters.get(id(p)) for _, p in framework.parameters(model))
+        self._exact |= {name for name in known if name is not None}
 
     def know_stage(
         self, library: Library, stage: Any, naming: Naming, tied: Mapping[str, Any]

@@ -30,7 +30,7 @@ def test_a_forked_childs_end_is_nothing_to_the_job(tmp_path, how, status, traced
     assert done.status == 0 and not done.timed_out, done.output
     lines = done.output.splitlines()
     assert f"status {status}" in lines and lines.count("sum 2") == 2, done.output
-    assert not re.search("failed|ending it", done.output), done.output
+    assert not re.search("failed|ending it", done.output) and done.seconds < 30, done.output
     assert ("ValueError: in the child" in done.output) == (how == "raise")
     assert not traced or Path(trace).stat().st_size > 100
 
