@@ -78,7 +78,7 @@ def calibrate_command(output: str | None, budget: float, force: bool) -> None:
     show(console, _curves(console, found))
     if found.mapped is not None:
         show(console, _memories(console, found))
-    call, further = found.messages.call, found.messages.further
+    call, further = found.messages.call, found.messages.further.at(0)
     console.print(
         f"{found.library}, {counted(comm.size, 'rank')}: {1e6 * call:.3g} µs for a call beside its "
         f"rounds, {1e6 * further:.3g} µs for each further message; noise "

@@ -211,8 +211,9 @@ class FullCalibration:
         first, *others = self._subgroups
         near = of(first)
         front = max(near[_PUBLIC] - near[_BOUND], 0.0)
-        messages = fit(near, front)
-        far = fit(of(others[0]), front, messages.call) if others else None
+        # Between nodes the network moves them, while the processors combine.
+        messages = fit(near, front, occupies=first == _NEAR)
+        far = fit(of(others[0]), front, messages.call, occupies=False) if others else None
         return messages, far, front
 
 

@@ -50,9 +50,9 @@ class _Writer(Machine):
         # LogGOPSim takes one from the size: of 0 bytes it would make 2**64 - 1.
         return max(1, sum(self.pieces[self.memory.terms.datum(value)[1]] for value in values))
 
-    def _move(self, send: Posted, receive: Posted) -> None:
+    def _move(self, send: Posted, receive: Posted, sent: bool = False) -> None:
         self.sent[send.strand, send.index] = self._length(send.content)
-        super()._move(send, receive)
+        super()._move(send, receive, sent)
 
     def _start(self, strand: Strand) -> None:
         before = () if strand.parent is None else self.after[strand.parent]

@@ -212,6 +212,7 @@ class TimedMachine(Machine):
         self.counter = itertools.count()
         self.events: list[tuple[float, int, Callable[[], Any]]] = []
         self.queue: list[tuple[Any, ...]] = []  # messages that wait for free ports
+        self.posted: dict[Strand, float] = {}  # when a strand's present round was posted
         self.bytes_sent = [0] * self.size
         self.bytes_between = [0] * len(groups)
         self.bytes_read, self.bytes_stored = [0] * self.size, [0] * self.size
@@ -237,30 +238,58 @@ class TimedMachine(Machine):
                 heapq.heappop(self.events)[2]()
             super()._drain()
 
-    def _move(self, send: Posted, receive: Posted) -> None:
+    def _advance(self, strand: Strand) -> None:
+        self.posted[strand] = self.now
+        super()._advance(strand)
+
+    def _move(self, send: Posted, receive: Posted, sent: bool = False) -> None:
         # First come, first served; within a round in the order written, then by strand.
         turn = (self.now, send.strand.path, send.index, next(self.counter))
         insort(self.queue, (*turn, send, receive))
 
     def _begin_messages(self) -> None:
-        """Begin every queued message whose ports are free (see `_ports`), and set its arrival."""
+        """Begin every queued message whose ports are free (see `_ports`), and set its arrival.
+
+        It may have begun before its receive was posted: with the seconds after which its rank goes
+        on still to come, at least.
+        """
         left = []
         for entry in self.queue:
             send, receive = entry[-2:]
             source, target = send.strand.rank, receive.strand.rank
-            ports, link = self._ports(source, target)
-            if any(self.free.get(port, 0.0) > self.now * _SAME for port in ports):
+            ports, model = self._ports(source, target)
+            works: list[tuple[str, int]] = []
+            waits = ports
+            if model.occupies and self.shared is None:
+                works = [("works", source), ("works", target)]
+                waits = [*ports, ("combines", source), ("combines", target)]
+            if any(self.free.get(port, 0.0) > self.now * _SAME for port in waits):
                 left.append(entry)
                 continue
             length = self._length(send.content)
             self._count(source, target, length)
             both = _does_both(send.strand) or _does_both(receive.strand)
-            seconds, busy = (link or self.messages).message(length, both, self._wrote(send))
-            self.free.update(dict.fromkeys(ports, self.now + busy))
+            seconds, busy, onward = model.message(length, both, self._wrote(send))
+            begin = max(self.posted[send.strand], *(self.free.get(port, 0.0) for port in waits))
+            begin = max(begin, self.now - (seconds - onward))
+            self.free.update(dict.fromkeys(ports, begin + busy))
+            self.free.update({each: max(self.free.get(each, 0.0), begin + busy) for each in works})
             if busy < seconds:
-                self._at(self.now + busy, _nothing)  # then the next message may begin
-            self._at(self.now + seconds, partial(super()._move, send, receive))
+                self._at(max(begin + busy, self.now), _nothing)  # then the next message may begin
+            # What the receiver learns of memory must not be of the sender's later rounds.
+            early = onward < seconds and self.shared is None
+            if early:
+                self._at(max(begin + onward, self.now), partial(self._goes_on, send, receive))
+            self._at(begin + seconds, partial(super()._move, send, receive, early))
         self.queue = left
+
+    def _goes_on(self, send: Posted, receive: Posted) -> None:
+        """End a message for the rank that sends it."""
+        strand = send.strand
+        strand.clock = max(strand.clock, send.clock + 1, receive.clock + 1)
+        strand.pending -= 1
+        if strand.pending == 0:
+            self._wake(strand)
 
     def _wrote(self, send: Posted) -> bool:
         """Return whether the run has written lines of a message on the rank that sends it."""
@@ -272,8 +301,8 @@ class TimedMachine(Machine):
         if self.group[source] != self.group[target]:
             self.bytes_between[self.group[source]] += length
 
-    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], Messages | None]:
-        """Return the ports that a message occupies, and the link between groups that it takes.
+    def _ports(self, source: int, target: int) -> tuple[list[tuple[str, int]], Messages]:
+        """Return the ports that a message occupies, and its times: also of a link between groups.
 
         A port serves one message at a time.  It is (kind, number): "sends" or "receives" of a rank,
         "leaves" or "enters" of a group.
@@ -281,7 +310,7 @@ class TimedMachine(Machine):
         ports = [("sends", source), ("receives", target)]
         own, other = self.group[source], self.group[target]
         if own == other or self.link is None:
-            return ports, None
+            return ports, self.messages
         ports += [("leaves", own), ("enters", other)]
         return ports, self.link
 
@@ -315,11 +344,9 @@ class TimedMachine(Machine):
         seconds = self._work(strand)
         if not seconds:
             return False
-        busy = [("works", strand.rank)]
-        if self.messages.occupies and self.shared is None:
-            busy += [("sends", strand.rank), ("receives", strand.rank)]
-        end = max(self.now, *(self.free.get(each, 0.0) for each in busy)) + seconds
-        self.free.update(dict.fromkeys(busy, end))
+        # Until then it does not combine again, nor begin a message that keeps its processor busy.
+        end = max(self.now, self.free.get(("works", strand.rank), 0.0)) + seconds
+        self.free["works", strand.rank] = self.free["combines", strand.rank] = end
         self._at(end, partial(super()._wake, strand))
         return True
 

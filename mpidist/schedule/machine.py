@@ -325,8 +325,11 @@ class Machine:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def _move(self, send: Posted, receive: Posted) -> None:
-        """Deliver a message: its arrival is one more than the later clock of its two strands."""
+    def _move(self, send: Posted, receive: Posted, sent: bool = False) -> None:
+        """Deliver a message: its arrival is one more than the later clock of its two strands.
+
+        With `sent` the sender has gone on before.
+        """
         sender, receiver = send.strand, receive.strand
         receiver.received[receive.index] = (receive.content, send.content)
         # Not of this round of the sender: its other steps may come after the message.
@@ -334,13 +337,14 @@ class Machine:
             receiver.heard += ((sender.known, sender.thread, sender.tick - 1),)
         before, other = send.clock, receive.clock
         self.arrival = after = (before if before > other else other) + 1
-        for strand in (sender, receiver):
+        ends = (receiver,) if sent else (sender, receiver)
+        for strand in ends:
             if strand.clock < after:
                 strand.clock = after
             strand.pending -= 1
         if self.watch is not None:
             self.watch(receive.step, receiver, send)
-        for strand in (sender, receiver):
+        for strand in ends:
             if strand.pending == 0:
                 self._wake(strand)
 

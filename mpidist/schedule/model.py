@@ -103,9 +103,12 @@ class Messages:
     strand : Curve
         Seconds of each strand of a ``parallel``, over the bytes that the rank sends in it: those of
         messages of one rank that are in flight together disturb each other.
-    further : float
-        Seconds for which a message occupies the port of its rank, beside its bytes.  The rest of
-        the seconds of no bytes is latency: that of one message overlaps with the next one.
+    further : Curve
+        What another message of the same round adds to one: the seconds for which a message occupies
+        the port of its rank.  The rest is latency, which overlaps with the next message's.
+    onward : Curve
+        What a message of the next round adds to one: the seconds after which its rank goes on, less
+        than those of a message if the library keeps it until it is received, as it does short ones.
     one_way, both_ways : Curve
         A round of ranks that only send or only receive; one of ranks that do both.
     one_way_written, both_ways_written : Curve
@@ -115,13 +118,14 @@ class Messages:
     copy : Curve
         Copying in a rank's own memory.
     occupies : bool
-        Whether messages keep the processors of both ranks busy, as within a node, so that neither
-        combines meanwhile.
+        Whether messages keep the processors of both ranks busy, as within a node but not between
+        nodes, so that neither combines meanwhile.
     """
 
     call: float
     strand: Curve
-    further: float
+    further: Curve
+    onward: Curve
     one_way: Curve
     both_ways: Curve
     one_way_written: Curve
@@ -135,17 +139,21 @@ class Messages:
     def straight(cls, alpha: float, beta: float, gamma: float) -> Messages:
         """Return the model of papers: α + nβ for each message and nγ to combine, all else free."""
         line, combine, free = Curve.line(alpha, beta), Curve.line(0.0, gamma), Curve.line(0.0, 0.0)
-        return cls(0.0, free, alpha, line, line, line, line, combine, combine, free, False)
+        return cls(0.0, free, line, line, line, line, line, line, combine, combine, free, False)
 
-    def message(self, nbytes: int, both_ways: bool, written: bool) -> tuple[float, float]:
-        """Return the seconds until a message has arrived, and until its ports are free."""
+    def message(self, nbytes: int, both_ways: bool, written: bool) -> tuple[float, float, float]:
+        """Return the seconds until a message has arrived, its ports are free, its rank goes on."""
         if both_ways:
             curve = self.both_ways_written if written else self.both_ways
         else:
             curve = self.one_way_written if written else self.one_way
         seconds = curve.at(nbytes)
-        latency = max(curve.at(0) - self.further, 0.0)
-        return seconds, seconds - latency
+        onward = min(self.onward.at(nbytes), seconds)
+        return seconds, min(max(seconds - self.latency(nbytes), 0.0), seconds), onward
+
+    def latency(self, nbytes: float) -> float:
+        """Return the seconds of a message that overlap with the next one's."""
+        return max(self.one_way.at(nbytes) - self.further.at(nbytes), 0.0)
 
     def combining(self, nbytes: int, apart: bool) -> float:
         """Return the seconds of combining `nbytes` with as many, `apart` or in place."""

@@ -83,8 +83,10 @@ def test_messages_between_nodes_have_curves_of_their_own(nodes, far, monkeypatch
     (found, seconds), *others = run_simulated(len(nodes), run, nodes=nodes)
     assert all(other == found for other, _ in others)
     assert (found.far is not None) is far, "where all messages are, they are those of a node"
+    assert found.messages.occupies is far, "messages between nodes leave the processors free"
     assert found.messages.one_way.sizes == sizes and seconds > found.messages.call
     if far:
+        assert not found.far.occupies
         assert found.far.both_ways.sizes == sizes and found.far.call == found.messages.call
 
 

@@ -22,7 +22,8 @@ def line(first, slope):
 MODEL = Messages(
     call=10.0,
     strand=Curve.through([n // 2 for n in FEW], [3.0, 3.5, 90.0]),
-    further=1.0,
+    further=Curve.through([n // 2 for n in FEW], [1.0 + 1e-3 * (n // 2 - 4) for n in FEW]),
+    onward=Curve.through([n // 2 for n in FEW], [1.5 + 1e-3 * (n // 2 - 4) for n in FEW]),
     one_way=line(4.0, 1e-3),
     both_ways=line(6.0, 2e-3),
     one_way_written=line(5.0, 4e-3),

@@ -307,7 +307,7 @@ def test_messages_between_nodes_and_memory_inside():
 
 def test_a_link_of_measured_messages_overlaps_their_latencies():
     """Two messages of a node cross one link: it is busy without the latency."""
-    far = replace(Messages.straight(5.0, 1.0, 0.0), further=2.0)
+    far = replace(Messages.straight(5.0, 1.0, 0.0), further=Curve.line(2.0, 1.0))
     groups, free = ((0, 1), (2, 3)), Messages.straight(0.0, 0.0, 0.0)
 
     def lanes(rank, size):
@@ -346,7 +346,8 @@ def test_wrong_schedules_in_shared_memory_have_no_cost():
 MEASURED = Messages(
     call=1000.0,
     strand=Curve.line(0.0, 0.0),
-    further=0.0,
+    further=Curve.line(0.0, 1.0),
+    onward=Curve.line(0.0, 9.0),
     one_way=Curve.line(0.0, 1.0),
     both_ways=Curve.line(0.0, 2.0),
     one_way_written=Curve.line(0.0, 3.0),
@@ -381,10 +382,57 @@ def test_timed_takes_the_curve_of_what_each_round_does(collective, name, more, e
 def test_timed_latency_of_a_fan_overlaps_and_its_bytes_do_not():
     """Of the alpha of LogGOPS only o occupies a port: a fan of three costs L once."""
     one_way = Curve.line(10.0, 1.0)
-    model = replace(MEASURED, call=0.0, one_way=one_way, further=2.0)
+    model = replace(MEASURED, call=0.0, one_way=one_way, further=Curve.line(2.0, 1.0))
     assert timed("broadcast", "linear", 4, 100, model).seconds == 2 * (2 + 100) + 10 + 100
-    all_of_it = replace(model, further=10.0)
+    all_of_it = replace(model, further=one_way)
     assert timed("broadcast", "linear", 4, 100, all_of_it).seconds == 3 * (10 + 100)
+
+
+def test_timed_latency_that_grows_with_the_bytes_overlaps_too():
+    """A long message waits for its receiver's answer, meanwhile the one before it moves."""
+    one_way = Curve((0, 10, 20), (10.0, 50.0, 60.0), 1.0)
+    model = replace(MEASURED, call=0.0, one_way=one_way, further=Curve.line(2.0, 1.0))
+    assert timed("broadcast", "linear", 4, 20, model).seconds == 2 * (2 + 20) + 60
+    assert timed("broadcast", "linear", 4, 5, model).seconds == 2 * (2 + 5) + 30
+
+
+@pytest.mark.parametrize(("onward", "expected"), [(3.0, 13), (8.0, 18), (10.0, 20), (99.0, 20)])
+def test_timed_sender_goes_on_before_its_message_arrives(onward, expected):
+    """Two messages in two rounds: the second is under way with the first."""
+    model = replace(
+        MEASURED,
+        call=0.0,
+        one_way=Curve.line(10.0, 0.0),
+        further=Curve.line(2.0, 0.0),
+        onward=Curve.line(onward, 0.0),
+    )
+    found = timed("broadcast", "scatter_allgather", 2, 100, model)
+    assert found.seconds == expected
+    assert found.proof == prove("broadcast", "scatter_allgather", 2)
+
+
+def test_timed_message_to_a_late_receiver_takes_what_is_left_of_it():
+    """Rank 1 receives from 0 after 10 s: a message kept until then has 3 s left, else all 10."""
+
+    def late(rank, size):
+        if rank == 0:
+            yield Send(1, 0)
+        elif rank == 1:
+            yield Recv(2, 1)
+            yield Recv(0, 0)
+        else:
+            yield Send(1, 1)
+
+    known = Algorithm("allreduce", "late", late, blocks=2)
+    ten, none = Curve.line(10.0, 0.0), Curve.line(0.0, 0.0)
+    model = replace(MEASURED, call=0.0, one_way=ten, further=none)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SymbolicMemory, "check_end", lambda *_: (None, True))
+        kept, whole = (
+            timed("allreduce", known, 3, 2, replace(model, onward=left), in_place=True).seconds
+            for left in (Curve.line(3.0, 0.0), ten)
+        )
+    assert (kept, whole) == (10 + 3, 10 + 10)
 
 
 # What LogGOPSim (commit 76451de of its repository) printed for `mpidist export goal COLLECTIVE
@@ -428,11 +476,21 @@ def test_one_message_a_round_takes_the_time_of_loggopsim(collective, name, size)
 @pytest.mark.parametrize(("collective", "name", "size"), [*ONE_MESSAGE_A_ROUND, *FANS])
 def test_a_fan_whose_latencies_overlap_takes_the_time_of_loggopsim(collective, name, size):
     """With o = 0 no part of alpha occupies a port; by `cost` all of it does."""
-    model = replace(Messages.straight(1e-5, 1e-9, 0.0), further=0.0)
+    model = replace(Messages.straight(1e-5, 1e-9, 0.0), further=Curve.line(0.0, 1e-9))
     nbytes = 0 if collective == "barrier" else 1 << 20
     found = timed(collective, name, size, nbytes, model).seconds
     expected = (ONE_MESSAGE_A_ROUND | FANS)[collective, name, size]
     assert found == pytest.approx(1e-9 * expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("occupies", "expected"), [(True, 220 + 100), (False, 210 + 100)])
+def test_timed_combines_while_a_link_moves_another_message(occupies, expected):
+    """One half is combined in 10 s, while the other is on its way: if that keeps no rank busy."""
+    tenth, one = Curve.line(0.0, 0.1), Curve.line(0.0, 1.0)
+    near = replace(MEASURED, call=0.0, combine=tenth, combine_apart=tenth, one_way_written=one)
+    far, groups = replace(near, occupies=occupies), ((0,), (1,))
+    halves = "allreduce", "double_binary_tree", 2, 200
+    assert timed(*halves, near, groups=groups, link=far).seconds == expected
 
 
 def test_timed_strands_combine_when_no_message_keeps_the_processor():

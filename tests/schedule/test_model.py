@@ -65,8 +65,9 @@ def test_a_line_is_the_model_of_papers():
     messages = Messages.straight(1e-6, 1e-9, 1e-10)
     for both_ways in (False, True):
         for written in (False, True):
-            seconds, busy = messages.message(1000, both_ways, written)
+            seconds, busy, onward = messages.message(1000, both_ways, written)
             assert seconds == busy == pytest.approx(2e-6), "latency occupies the port"
+            assert onward == seconds, "a rank goes on once its message has arrived"
     for apart in (False, True):
         assert messages.combining(1000, apart) == pytest.approx(1e-7)
     assert messages.call == messages.strand.at(1 << 20) == messages.copy.at(1 << 20) == 0
@@ -74,5 +75,7 @@ def test_a_line_is_the_model_of_papers():
 
 def test_the_latency_of_a_message_does_not_occupy_its_port():
     line, free = Curve.line(5.0, 1.0), Curve.line(0.0, 0.0)
-    messages = Messages(0.0, free, 2.0, line, line, line, line, free, free, free)
-    assert messages.message(10, both_ways=False, written=False) == (15.0, 12.0)
+    further, onward = Curve.line(2.0, 1.0), Curve.line(3.0, 2.0)
+    messages = Messages(0.0, free, further, onward, line, line, line, line, free, free, free)
+    assert messages.message(1, both_ways=False, written=False) == (6.0, 3.0, 5.0)
+    assert messages.message(10, both_ways=False, written=False) == (15.0, 12.0, 15.0)

@@ -15,7 +15,7 @@ from tests.support.choices import KNOWN, full, table
 NEAR = Sharing.straight(1e-6, 1e-10, 1e-10, 0.0, 1e-9, 1 << 20)
 EVERYTHING = replace(
     full({("native", "allreduce"): 1e-6}, (2, 2)),
-    far=replace(Link(1e-4, 8e-9).messages, further=1e-5),
+    far=replace(Link(1e-4, 8e-9).messages, further=Curve.line(1e-5, 8e-9)),
     slots=replace(NEAR, call=2e-6, beyond=None, cache=0),
     published=NEAR,
     noise=0.125,

@@ -69,7 +69,7 @@ class _Recorder(Machine):
         self.channels: dict[tuple[Any, ...], int] = {}
         self.run()
 
-    def _move(self, send: Posted, receive: Posted) -> None:
+    def _move(self, send: Posted, receive: Posted, sent: bool = False) -> None:
         source, target = send.strand.rank, receive.strand.rank
         # Messages of one round to one peer are on channels of their own, so that they overlap.
         earlier = send.strand.steps[: send.index]
@@ -78,7 +78,7 @@ class _Recorder(Machine):
         message = Message(source, target, channel)
         self.messages[send.strand, send.index] = message
         self.messages[receive.strand, receive.index] = message
-        super()._move(send, receive)
+        super()._move(send, receive, sent)
 
     def _finish_round(self, strand: Strand) -> None:
         pairs = [(s, self.messages.pop((strand, k), None)) for k, s in enumerate(strand.steps)]
