@@ -106,6 +106,8 @@ TRIED_FROM, TRIED_TO = 16 << 10, 4 << 20
 """Bytes from which calls are tried out, and to which: longer ones are like the longest."""
 TRIED_AHEAD = 0.95  # as AHEAD, of measured times
 
+# On 2 ranks of a quiet machine the mean regret of 4 and 16 MiB by the curves was 26 % with Open MPI
+# and 16 with MPICH, by the rules 26 and 18: up to 2 MiB it was 4.
 DECIDED_TO = 2 << 20
 """Bytes up to which "auto" goes by a full calibration: see `Estimates.decides`."""
 
