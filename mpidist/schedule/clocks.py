@@ -124,6 +124,8 @@ class _Clocks:
         self.combines = np.zeros(seats)  # seconds, at the end of the round
         self.order = np.zeros(seats, np.int64)
         self.mark = np.zeros(seats, np.int64)
+        several = score.count > 1 or nodes.any()
+        self.places = _places(nodes) if several else np.zeros(self.lanes, np.int64)
         groups = int(nodes.max()) + 1
         # Ports are free from a time on; the last one of each kind, which is none, always is.
         self.ports = ("source", "target", "leaves", "enters")[: 4 if rates.linked else 2]
@@ -349,7 +351,8 @@ class _Clocks:
             later = receive["order"] > batch["order"]
             turn = np.maximum(receive["order"], batch["order"])
             step = np.where(later, receive["index"], batch["index"])
-            batch = _at(batch, np.lexsort((step, turn, batch["index"], batch["path"])))
+            place = self.places[batch["source"]]
+            batch = _at(batch, np.lexsort((step, turn, place, batch["index"], batch["path"])))
         queue = self.queue
         if queue is not None:
             batch = {name: np.concatenate([queue[name], batch[name]]) for name in batch}
@@ -500,6 +503,15 @@ class _Clocks:
         alike = numbers[at:] == numbers[at - period : len(numbers) - period]
         count = len(alike) if alike.all() else int(np.argmin(alike))
         return count // period - 1
+
+
+def _places(nodes: np.ndarray) -> np.ndarray:
+    """Return the place of each lane in its node."""
+    order = np.argsort(nodes, kind="stable")
+    first = np.searchsorted(nodes[order], nodes)
+    places = -first
+    places[order] += np.arange(len(nodes))
+    return places
 
 
 def _crowded(line: Line) -> bool:

@@ -207,6 +207,9 @@ class TimedMachine(Machine):
         self.opened, self.ends = [0] * self.size, 0.0
         self.sharing = sharing
         self.group = {rank: g for g, group in enumerate(groups) for rank in group}
+        # Nodes that do alike then go on alike: by rank, node 0 would be ahead of the last one.
+        ordered = map(sorted, groups if len(groups) > 1 else ())
+        self.place = {rank: place for group in ordered for place, rank in enumerate(group)}
         self.now = 0.0
         self.free: dict[tuple[str, int], float] = {}  # the time from which a port is free
         self.counter = itertools.count()
@@ -243,8 +246,10 @@ class TimedMachine(Machine):
         super()._advance(strand)
 
     def _move(self, send: Posted, receive: Posted, sent: bool = False) -> None:
-        # First come, first served; within a round in the order written, then by strand.
-        turn = (self.now, send.strand.path, send.index, next(self.counter))
+        # First come, first served; within a round in the order written, then by strand; of several
+        # nodes then by the sender's place in its node.
+        place = self.place.get(send.strand.rank, 0)
+        turn = (self.now, send.strand.path, send.index, place, next(self.counter))
         insort(self.queue, (*turn, send, receive))
 
     def _begin_messages(self) -> None:
@@ -509,10 +514,9 @@ def together(
 ) -> Cost:
     """Return the cost of a schedule whose ranks run together, as many as do the same.
 
-    Parameters are those of :func:`cost`.  There is no proof.  Ranks that reach the link of a node
-    at the same time do so in an order that begins with each node's first rank.  Unsupported if the
-    algorithm does not serve so many ranks or these groups; Unfit if its ranks share no pattern, or
-    it is one in shared memory.
+    Parameters are those of :func:`cost`.  There is no proof.  Unsupported if the algorithm does not
+    serve so many ranks or these groups; Unfit if its ranks share no pattern, or it is one in shared
+    memory.
     """
     if algorithm.memory is not None:
         raise Unfit("ranks that reach each other's memory")

@@ -326,6 +326,82 @@ def _score(
     return Score(size, lanes, size // lanes, [Part(part, line) for part, line in found])
 
 
+class _Nodes:
+    """The nodes of a score with a lane for each rank, `each` of them with as many ranks.
+
+    Where a message of one rank of a node goes to another node, those of all nodes may go to as
+    many nodes, in any order: a turn is then the number of this order::
+
+        recursive doubling, 4 nodes    0 <-> 1  2 <-> 3  and then  0 <-> 2  1 <-> 3
+    """
+
+    def __init__(self, count: int, each: int):
+        self.count, self.each = count, each
+        self.same = np.arange(count)
+        self.orders = {self.same.tobytes(): 0}
+
+    def part(self, part: Part) -> Part:
+        """Return the part with the lanes of node 0; Unfit if not all nodes do the same."""
+        first, wide = part.lanes[: len(part.lanes) // self.count], self.same[:, None] * self.each
+        if not np.array_equal(part.lanes, (first + wide).ravel()):
+            raise Unfit("ranks of a node that others have not")
+        return Part(first, self._line(part.line, first))
+
+    def _line(self, line: Line, first: np.ndarray) -> Line:
+        beats: list[Beat | Fork] = []
+        for beat in line.beats:
+            if isinstance(beat, Fork):
+                beats.append(Fork(tuple(self._line(strand, first) for strand in beat.strands)))
+                continue
+            sends = tuple(self._end(end, first, False) for end in beat.sends)
+            receives = tuple(self._end(end, first, True) for end in beat.receives)
+            beats.append(Beat(sends, receives, self._one(beat.combined)))
+        return Line(beats, line.numbers, line.rounds)
+
+    def _one(self, numbers: Numbers) -> Numbers:
+        """Return the numbers of node 0, which are those of each."""
+        if not isinstance(numbers, np.ndarray):
+            return numbers
+        rows = numbers.reshape(self.count, -1)
+        if (rows != rows[0]).any():
+            raise Unfit("another number on each node")
+        return rows[0]
+
+    def _end(self, end: End, first: np.ndarray, back: bool) -> End:
+        lanes = end.lane
+        if not isinstance(lanes, np.ndarray):  # all have one peer
+            raise Unfit("a node that many others have to do with")
+        nodes = lanes // self.each
+        lane = self._one(lanes - nodes * self.each)
+        rows = nodes.reshape(self.count, -1)
+        if (rows == rows[:, :1]).all():
+            turns: Numbers = self._turn(rows[:, 0], back)
+        else:
+            turns = np.array([self._turn(column, back) for column in rows.T])
+        return End(end.index, lane, turns, end.blocks, self._one(end.nbytes))
+
+    def _turn(self, nodes: np.ndarray, back: bool) -> int:
+        """Return the number of an order, from the senders to the receivers."""
+        there = np.full(self.count, -1)
+        there[nodes] = self.same
+        if (there < 0).any():
+            raise Unfit("a node that many others have to do with")
+        order = there if back else nodes.astype(there.dtype)
+        turn = self.orders.setdefault(order.tobytes(), len(self.orders))
+        if turn >= self.count:
+            raise Unfit("nodes in too many orders")
+        return turn
+
+
+def _of_a_node(score: Score, each: int) -> Score | None:
+    """Return the score with a lane for each rank of a node, if all nodes do the same."""
+    nodes = _Nodes(score.size // each, each)
+    try:
+        return Score(score.size, each, nodes.count, [nodes.part(part) for part in score.parts])
+    except Unfit:
+        return None
+
+
 def scores_of(
     algorithm: Algorithm,
     size: int,
@@ -341,30 +417,28 @@ def scores_of(
     one length; where they have not, the longest of them counts, in the last scores.  After the last
     score Unfit says why the ranks do not all have a lane of their own, if so.
     """
-    each = 0 if groups is None or len(groups) == 1 else _each(groups)
+    flat = groups is None or len(groups) == 1
+    each = 1 if flat else _each(groups or ())
     known: dict[str, Any] = {"root": root, "arity": arity, "groups": groups}
-    if groups is None or len(groups) == 1:
-        few = [1, 2]
-    else:
-        few = [each] if each else []
+    few = [1, 2] if flat else [each] if each else []
     few = [lanes for lanes in few if lanes < size and size % lanes == 0]
     sample = size >> max(size.bit_length() - 10, 0)
-    if not each and sample < size and sample % 2 == size % 2:
+    if flat and sample < size and sample % 2 == size % 2:
         # What does not run for all of few ranks does not for many, but says so sooner.
         few = [n for n in few if _runs(algorithm, sample, n, known)]
     uneven = nbytes % max(algorithm.block_count(size, groups=groups), 1) > 0
     reason = ""
-    # Nodes do the same, but those that reach a link at once do so in an order, from rank 0 on.
-    one_by_one = [size] if each > 1 else []
     for lanes, longest in [
-        *((lanes, False) for lanes in (*one_by_one, *few)),
-        *([] if one_by_one else [(size, False)]),
+        *((lanes, False) for lanes in (*few, size)),
         *((lanes, True) for lanes in few if uneven),
     ]:
         try:
             if lanes == size:
                 _check_numbers(algorithm, size, known)
-            yield _score(algorithm, size, nbytes, lanes, longest=longest, **known)
+            score = _score(algorithm, size, nbytes, lanes, longest=longest, **known)
+            if lanes == size > each > 0 and (alike := _of_a_node(score, each)) is not None:
+                yield alike
+            yield score
         except ScheduleError:
             raise
         except Exception as error:  # Unfit, and whatever a generator raises

@@ -75,6 +75,14 @@ def test_together_on_nodes_is_as_one_by_one(algorithm):
             assert_equal(algorithm, size, size * size * 64, groups)
 
 
+@pytest.mark.parametrize(("size", "count"), [(64, 8), (96, 12), (60, 5)])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_together_on_equal_nodes_is_as_one_by_one(algorithm, size, count):
+    groups = nodes(count, size // count)
+    if algorithm.unsupported(size, groups) is None:
+        assert_equal(algorithm, size, size * size * 64, groups)
+
+
 @pytest.mark.parametrize("nbytes", [10_007, 31 * 31 + 3])
 def test_the_longest_block_of_a_ring_is_in_every_round(nbytes):
     for collective, name in (
@@ -143,9 +151,14 @@ def test_a_deadlock_is_unfit():
     def crossed(rank, size):
         yield Send(rank ^ 1) if rank % 2 else Recv(rank ^ 2)
 
-    for algorithm in (of(waits), of(crossed)):
+    def other_node(rank, size):
+        yield Send(rank ^ 2), Recv(rank ^ 4)
+
+    for algorithm in (of(waits), of(crossed), of(other_node)):
         with pytest.raises(Unfit, match="deadlock"):
             together(algorithm, 8, 0, NEAR)
+        with pytest.raises(Unfit, match="deadlock"):
+            together(algorithm, 8, 0, LINKED, groups=nodes(4, 2))
 
 
 def test_messages_of_another_length_are_unfit():

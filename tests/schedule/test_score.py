@@ -35,7 +35,8 @@ def nodes(count, each):
         ("alltoall", "pairwise", 1, 1),
         ("alltoall", "bruck", 1, 1),
         ("allgather", "neighbor_exchange", 2, 2),
-        ("allreduce", "recursive_doubling", 64, 1),
+        ("allreduce", "recursive_doubling", 1, 1),
+        ("allreduce", "rabenseifner", 1, 1),
         ("broadcast", "binomial", 64, 7),
         ("scan", "recursive_doubling", 64, 12),
     ],
@@ -59,9 +60,20 @@ def test_a_million_ranks_of_a_tree_have_a_part_for_each_height():
 
 def test_equal_nodes_have_a_lane_for_each_rank_of_one():
     score = scored("allgather", "hierarchical", 4096, 4096, nodes(512, 8))
-    assert score.lanes in (8, 4096)
+    assert (score.lanes, score.count) == (8, 512)
     many = scored("allreduce", "ring", 1 << 15, 1 << 15, nodes(1 << 13, 4))
     assert (many.lanes, many.count) == (4, 1 << 13)
+
+
+def test_nodes_that_exchange_in_any_order_are_one():
+    for name, lanes in (("recursive_doubling", 8), ("rabenseifner", 8), ("binomial", 64)):
+        score = scored("allreduce", name, 64, 64 * 64, nodes(8, 8))
+        assert (score.lanes, score.count) == (lanes, 64 // lanes)
+    exchange = scored("allreduce", "recursive_doubling", 64, 64, nodes(8, 8)).parts[0].line
+    orders = [beat.sends[0].turns for beat in exchange.beats]
+    assert orders == [0, 0, 0, 1, 2, 3]  # in the node, and with the nodes at distance 1, 2 and 4
+    folded = scored("allreduce", "recursive_doubling", 60, 64, nodes(5, 12))
+    assert folded.lanes == 60  # some nodes have extras
 
 
 def test_an_algorithm_that_asks_each_rank_something_else_has_no_pattern():
