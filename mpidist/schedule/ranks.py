@@ -108,11 +108,14 @@ class Turn:
             low, high = _ends(_whole(other))
             if low >= 0 and high < stride and type(self.plus) is int and self.plus == 0:
                 return Turn(self.base + other, self.offset, stride, self.count)
-        return Turn(self.base, self.offset, self.stride, self.count, self.plus + _whole(other))
+        plus = self.plus + (other if type(other) is int else _whole(other))
+        return Turn(self.base, self.offset, self.stride, self.count, plus)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
+        if type(other) is int:
+            return Turn(self.base, self.offset, self.stride, self.count, self.plus - other)
         if type(other) is Turn:
             mine, others = self.base + self.offset, other.base + other.offset
             alike = (self.stride, self.count) == (other.stride, other.count)
@@ -153,8 +156,10 @@ class Turn:
         raise Unfit("a quotient that is not the same for all ranks")
 
     def _compared(self, other: Any, holds: Callable[[int, int], bool]) -> bool:
-        low, high = _ends(self.plus)
-        first, last = _ends(_whole(other))
+        low = high = self.plus
+        first = last = other
+        if type(low) is not int or type(first) is not int:
+            (low, high), (first, last) = _ends(low), _ends(_whole(other))
         answer = holds(low, last)
         if holds(high + self.stride * self.count - 1, first) != answer:
             raise Unfit("a question with another answer on each rank")

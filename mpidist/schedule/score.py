@@ -28,6 +28,8 @@ from .rounds import Blocks, Copy, Parallel, Recv, Reduce, Schedule, Send, steps_
 Numbers = Any  # an int, or an array with one for each lane of a part
 MOST_PARTS = 512
 """Parts of the lanes beyond which a schedule has no pattern."""
+MOST_BEATS = 20_000
+"""Rounds of a lane unlike all others, beyond which its rounds do not recur."""
 MOST_MESSAGES = 20_000
 """Messages of one rank, beyond which its lane must stand for others too."""
 MOST_NUMBERS = 1 << 28
@@ -163,6 +165,8 @@ class _Reader:
                 line.beats.append(self._beat(steps_of(item), mine))
                 if key is not None:
                     known[key] = number
+                if number > MOST_BEATS:
+                    raise Unfit(f"over {MOST_BEATS:,} rounds that do not recur")
             line.numbers.append(number)
             line.rounds += 1
         return line

@@ -12,7 +12,7 @@ from mpidist.schedule.cost import timed, together
 from mpidist.schedule.model import Messages
 from mpidist.schedule.ranks import Unfit
 from mpidist.schedule.registry import Algorithm, find
-from mpidist.schedule.score import loads_of, messages_about, scores_of
+from mpidist.schedule.score import _score, loads_of, messages_about, scores_of
 
 
 def score_of(*given, **known):
@@ -91,6 +91,20 @@ def test_a_rank_with_too_many_messages_is_named():
         scored("reduce", "linear", 30_000)
     with pytest.raises(Unfit, match="each of the 99,999 others"):
         scored("allreduce", "direct", 100_000, 1)
+
+
+def test_rounds_that_do_not_recur_are_not_all_read(monkeypatch):
+    monkeypatch.setattr("mpidist.schedule.score.MOST_BEATS", 50)
+    made, rounds = find("alltoall", "pairwise").algorithm, []
+
+    def counted(rank, size):
+        for item in made.function(rank, size):
+            rounds.append(item)
+            yield item
+
+    with pytest.raises(Unfit, match="over 50 rounds that do not recur"):
+        _score(replace(made, function=counted), 1 << 15, 1 << 15, 8, groups=nodes(1 << 12, 8))
+    assert len(rounds) < 120  # of all lanes together, and of the first one apart
 
 
 def test_a_round_of_all_with_all_over_links_is_refused_by_few_ranks():
