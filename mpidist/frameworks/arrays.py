@@ -12,7 +12,7 @@ from ..device.find import find_device
 from ..device.recognise import is_on_device, plain
 from ..nn import SGD, Adam, Parameter
 from ..nn.optim import before_steps
-from .base import Remove, why_not_plain
+from .base import Remove, digest, why_not_plain
 
 
 class Arrays:
@@ -74,6 +74,10 @@ class Arrays:
     def values(self, p: Any) -> Any:
         """Return the parameter's array."""
         return p.data
+
+    def digest(self, p: Any) -> tuple[int, ...]:
+        """Return the :func:`~mpidist.frameworks.base.digest` of the parameter's array."""
+        return digest(p.data)
 
     def kind(self, p: Any) -> Hashable:
         """Return the key that all parameters of a bucket share: array library and dtype."""

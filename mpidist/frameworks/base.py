@@ -173,6 +173,9 @@ class Framework(Protocol):
     def values(self, p: Any) -> Any:
         """Return an array on the memory of a parameter's values, as a communicator takes it."""
 
+    def digest(self, p: Any) -> tuple[int, ...]:
+        """Return the :func:`digest` of a parameter's values."""
+
     def kind(self, p: Any) -> Hashable:
         """Return a key of dtype and device; only parameters with equal keys share a bucket."""
 

@@ -243,7 +243,8 @@ class DDP(NotCopyable):
         # The module may outlive this object, which the weak hooks do not keep alive.
         weakref.finalize(self, _remove, self._removes)
         self._join: Join | None = None
-        self._replica_check, self._syncs = ReplicaCheck(comm, check_replicas, differing), 0
+        self._replica_check = ReplicaCheck(comm, self.framework, check_replicas, differing)
+        self._syncs = 0
         if init_sync:
             self.broadcast_parameters()
         self._ownership.begin()
@@ -340,7 +341,7 @@ class DDP(NotCopyable):
         self._guard.check(self.comm.rank)  # without communication
         joined = self._join is not None and not self._join.equal
         if self._replica_check.is_due(self._syncs) and not joined:
-            self._replica_check.run(self._syncs, self._values())
+            self._replica_check.run(self._syncs, self._compared)
 
     def _threads(self, reproducible: int) -> dict[str, int]:
         """Return what else must be equal for the same bits, by name."""
@@ -468,7 +469,7 @@ class DDP(NotCopyable):
 
         Parameters and their arrays stay the same objects, so optimizers need not be made again.
         """
-        broadcast(self.comm, [values for _, values in self._values()], root)
+        broadcast(self.comm, [self.framework.values(p) for _, p in self._compared], root)
         broadcast(self.comm, [array for _, array in self.framework.buffers(self.module)], root)
 
     def unlike_parameters(self) -> dict[str, list[int]]:
@@ -479,12 +480,12 @@ class DDP(NotCopyable):
         dict of str to list of int
             The ranks whose values differ from those of rank 0; the same on every rank.
         """
-        return unlike(compare(self.comm, self._values()), {})
+        return unlike(compare(self.comm, self.framework, self._compared), {})
 
-    def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values of all parameters, including frozen ones."""
-        named = [*self.reducer.grouping.named, *self._guard.frozen]
-        return [(name, self.framework.values(p)) for name, p in named]
+    @property
+    def _compared(self) -> list[tuple[str, Any]]:
+        """Names and parameters, including frozen ones."""
+        return [*self.reducer.grouping.named, *self._guard.frozen]
 
     @property
     def repaired(self) -> int:

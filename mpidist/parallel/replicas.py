@@ -10,9 +10,9 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import ReplicasDiffer
-from ..frameworks.base import digest
+from ..frameworks.base import Framework
 from ..measure import plural
-from ..shared_memory.digest import SUMS
+from ..shared_memory.digest import SUMS, digest
 from .buffers import broadcast
 from .consistency import Named
 
@@ -21,26 +21,29 @@ log = logging.getLogger("mpidist")
 REPAIRS, AMONG = 3, 1000
 """A rank with so many faults among so many comparisons has more than a stray flipped bit."""
 
+_LARGEST = (1 << 64) - 1  # what x and ~x add up to
 _TOLD = 8  # most ranks whose hosts a message names
 
 
-def compare(comm: Communicator, arrays: Named) -> dict[str, np.ndarray]:
-    """Compare arrays of all ranks by their digests; collective.
+def compare(comm: Communicator, framework: Framework, named: Named) -> dict[str, np.ndarray]:
+    """Compare parameters of all ranks by their digests; collective.
 
-    Return, for each array that differs, by its name, the lowest rank with the same values as each
-    rank; equal on all ranks, and empty if no array differs.
+    Return, for each one that differs, by its name, the lowest rank with the same values as each
+    rank; equal on all ranks, and empty if none differs.
     """
-    mine = np.array([digest(array) for _, array in arrays], np.uint64).reshape(-1, SUMS)
+    mine = np.array([framework.digest(p) for _, p in named], np.uint64).reshape(-1, SUMS)
     # One small allreduce unless something differs: the largest x and ~x show whether all are equal.
-    total = np.array(digest(mine), np.uint64)
-    most = comm.allreduce(np.stack([total, ~total]), op="max")
-    if (most[0] == ~most[1]).all():
+    # Without numpy, whose code has left the cache since the last step.
+    total = digest(mine)
+    both = np.array([*total, *(_LARGEST - x for x in total)], np.uint64)
+    most = comm.allreduce(both, op="max", out=both).tolist()
+    if all(x + y == _LARGEST for x, y in zip(most[:SUMS], most[SUMS:], strict=True)):
         return {}
     every = comm.allgather(mine[None])
     like = {}
     for k in np.flatnonzero((every != every[0]).any(axis=(0, 2))).tolist():
         _, first, group = np.unique(every[:, k], axis=0, return_index=True, return_inverse=True)
-        like[arrays[k][0]] = first[group.reshape(-1)]
+        like[named[k][0]] = first[group.reshape(-1)]
     return like
 
 
@@ -82,8 +85,9 @@ class ReplicaCheck:
 
     HOW = ("raise", "majority")
 
-    def __init__(self, comm: Communicator, every: int, differing: str):
-        self._comm, self._every, self._may_repair = comm, every, differing == "majority"
+    def __init__(self, comm: Communicator, framework: Framework, every: int, differing: str):
+        self._comm, self._framework, self._every = comm, framework, every
+        self._may_repair = differing == "majority"
         self._compared = self.repaired = 0
         self._faults: dict[int, list[int]] = {}  # by rank, the comparisons that repaired it
 
@@ -91,14 +95,14 @@ class ReplicaCheck:
         """Return whether averaging `number`, from 1 on, ends with a comparison."""
         return self._every > 0 and number % self._every == 0
 
-    def run(self, number: int, arrays: Named) -> None:
-        """Compare arrays of all ranks in averaging `number`; collective.
+    def run(self, number: int, named: Named) -> None:
+        """Compare parameters of all ranks in averaging `number`; collective.
 
         If they differ, repair them, with a warning by rank 0; or raise ReplicasDiffer on every
         rank, with the arrays, ranks and hosts.
         """
         self._compared += 1
-        like = compare(self._comm, arrays)
+        like = compare(self._comm, self._framework, named)
         if not like:
             return
         # From here on every rank has the same facts, and decides alike.
@@ -125,7 +129,7 @@ class ReplicaCheck:
         elif self._may_repair:
             again = self._count_faults(ranks)
             if not again:
-                self._repair(arrays, roots, what)
+                self._repair(named, roots, what)
                 return
             why = (
                 f"rank {', '.join(map(str, again))} for the {REPAIRS}rd time among {AMONG:,} "
@@ -136,11 +140,11 @@ class ReplicaCheck:
             at_fault=self._comm.rank in again,
         )
 
-    def _repair(self, arrays: Named, roots: Mapping[str, int], what: str) -> None:
-        """Copy each array of `roots` from its rank there to all ranks; collective."""
-        for name, array in arrays:
+    def _repair(self, named: Named, roots: Mapping[str, int], what: str) -> None:
+        """Copy each parameter of `roots` from its rank there to all ranks; collective."""
+        for name, p in named:
             if name in roots:
-                broadcast(self._comm, [array], roots[name])
+                broadcast(self._comm, [self._framework.values(p)], roots[name])
         self.repaired += 1
         if self._comm.rank == 0:
             log.warning(

@@ -2,7 +2,7 @@
    what they find, and has them in numpy.
 
    Vectors of 16 bytes, which every compiler of vectors has, do here: wider ones are faster only from
-   the cache. */
+   the cache.  But two halves read at a time are: a processor fetches ahead within a page. */
 
 #include "compiled.h"
 
@@ -13,7 +13,7 @@ typedef uint64_t vector __attribute__((vector_size(16)));
 #else
 typedef uint64_t vector;
 #endif
-enum { AT_ONCE = 2, ROW = AT_ONCE * sizeof(vector), LANES = ROW / sizeof(uint64_t) };
+enum { HALVES = 2, ROW = sizeof(vector), LANES = ROW / sizeof(uint64_t) };
 enum { ALL, HIGH, ALL_TIMES, HIGH_TIMES, SUMS = DIGEST };
 
 /* Store the sums of the words' low halves and high halves, and the same with each word times its
@@ -25,27 +25,31 @@ enum { ALL, HIGH, ALL_TIMES, HIGH_TIMES, SUMS = DIGEST };
 void mpidist_digest(uintptr_t address, size_t count, uint64_t *sums)
 {
     const char *from = (const char *)address;
-    size_t rows = count / ROW, left = count % ROW;
-    uint64_t position = (uint64_t)rows * LANES, total[SUMS] = {0}, lanes[SUMS][LANES];
-    vector columns[SUMS][AT_ONCE];
+    size_t rows = count / (HALVES * ROW), left = count % (HALVES * ROW);
+    uint64_t each = (uint64_t)rows * LANES, position = HALVES * each, total[SUMS] = {0};
+    uint64_t lanes[SUMS][HALVES][LANES];
+    vector columns[SUMS][HALVES];
 
     memset(columns, 0, sizeof columns);
     for (size_t row = 0; row < rows; row++, from += ROW)
-        for (int v = 0; v < AT_ONCE; v++) {
+        for (int half = 0; half < HALVES; half++) {
             vector words;
-            memcpy(&words, from + v * sizeof words, sizeof words);
-            columns[ALL][v] += words;
-            columns[HIGH][v] += words >> 32;
-            columns[ALL_TIMES][v] += columns[ALL][v];
-            columns[HIGH_TIMES][v] += columns[HIGH][v];
+            memcpy(&words, from + half * rows * ROW, sizeof words);
+            columns[ALL][half] += words;
+            columns[HIGH][half] += words >> 32;
+            columns[ALL_TIMES][half] += columns[ALL][half];
+            columns[HIGH_TIMES][half] += columns[HIGH][half];
         }
+    from += (HALVES - 1) * rows * ROW;
     memcpy(lanes, columns, sizeof lanes);
     for (int sum = ALL; sum <= HIGH; sum++)
-        for (int lane = 0; lane < LANES; lane++) {
-            uint64_t all = lanes[sum][lane], before = rows * all - lanes[sum + 2][lane];
-            total[sum] += all;
-            total[sum + 2] += LANES * before + (lane + 1) * all;
-        }
+        for (int half = 0; half < HALVES; half++)
+            for (int lane = 0; lane < LANES; lane++) {
+                uint64_t all = lanes[sum][half][lane];
+                uint64_t before = rows * all - lanes[sum + 2][half][lane];
+                total[sum] += all;
+                total[sum + 2] += LANES * before + (half * each + lane + 1) * all;
+            }
     /* The rest, its last word filled up with zeros. */
     for (; left > 0; from += 8, left -= left < 8 ? left : 8) {
         uint64_t word = 0;

@@ -13,7 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..communicator.communicator import Communicator
 from ..device import tensors
 from ..errors import MpidistError, Unsupported
-from ..frameworks.base import Remove, why_not_plain
+from ..frameworks.base import Remove, digest, why_not_plain
+from ..shared_memory import compiled
 from . import sparse
 
 ELEMENTWISE = (
@@ -183,6 +184,13 @@ class Torch:
     def values(self, p: Any) -> Any:
         """Return a numpy array on the parameter's memory; on a GPU the detached tensor."""
         return _array(p)
+
+    def digest(self, p: Any) -> tuple[int, ...]:
+        """Return the :func:`~mpidist.frameworks.base.digest` of the parameter's values."""
+        # Of most parameters without a numpy array, which takes as long as to read 200 KB.
+        if type(p) in tensors.PLAIN and p.is_cpu and p.is_contiguous() and compiled.runs_steps():
+            return compiled.function("digest")(p.data_ptr(), p.nbytes)
+        return digest(_array(p))
 
     def kind(self, p: Any) -> Hashable:
         """Return dtype and type of device, without a GPU's number, which differs between ranks."""

@@ -10,6 +10,8 @@ import pytest
 from mpidist.errors import InvalidArgument
 from mpidist.frameworks.base import framework_of
 from mpidist.parallel import DDP
+from mpidist.shared_memory.compiled import runs_steps
+from mpidist.shared_memory.digest import digest
 from tests.support.training_kits import SMALLEST, needs_torch, torch
 
 if torch is not None:
@@ -168,3 +170,14 @@ def test_gradients_of_subclasses_are_read_or_refused(comm):
         p.grad = TwoTensor(torch.ones(1, 2), torch.ones(1, 2))
         with pytest.raises(InvalidArgument, match=r"the gradient of weight is .*TwoTensor"):
             model.sync_gradients()
+
+
+@needs_torch
+def test_digest_is_of_the_values_without_an_array_of_most_parameters(monkeypatch):
+    framework, p = framework_of(nn.Linear(1, 1)), nn.Parameter(torch.arange(35.0).reshape(5, 7))
+    odd = [p.T, p[::2, 1:], p.to(torch.bfloat16), p[:0], torch.nn.Parameter(p[1:])]
+    for x in (p, *odd):
+        assert framework.digest(x) == digest(np.ascontiguousarray(framework.values(x)))
+    if runs_steps():
+        monkeypatch.setattr("mpidist.torch.framework._array", None)
+        assert framework.digest(p) == digest(p.detach().numpy())
