@@ -1,15 +1,21 @@
-"""The overhead of mpidist: the engine's time per round, and native calls beside bare mpi4py."""
+"""The overhead of mpidist: rounds of the engine, the flight record, native beside bare mpi4py."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..backends.board import private_words
 from ..backends.null import NullBackend
+from ..backends.recorder import Recorder
 from ..communicator.communicator import Communicator
+from ..frameworks.base import nothing
+from ..shared_memory.steps import announcing
 from .candidates import mpi_communicator
 from .cases import BARE
 from .machine import make_header
@@ -21,11 +27,11 @@ CALLS, BLOCKS = 200, 30
 
 
 def measure_overhead(comm: Communicator) -> Results:
-    """Measure the engine's rounds, and native beside the bare mpi4py call; collective.
+    """Measure the engine's rounds, the record, and native beside the bare mpi4py call; collective.
 
-    The rows of the engine are in rank 0's results only.
+    The rows of the engine and of the record are in rank 0's results only.
     """
-    engine = engine_overhead() if comm.rank == 0 else []
+    engine = [*engine_overhead(), *record_overhead()] if comm.rank == 0 else []
     rows = [*engine, *native_overhead(comm)]
     return Results(make_header(comm), rows, benchmark="overhead")
 
@@ -53,6 +59,30 @@ def engine_overhead() -> list[Row]:
 def rounds() -> int:
     """Return the number of rounds of the ring allreduce of 33 ranks."""
     return 2 * (RANKS - 1)
+
+
+def record_overhead() -> list[Row]:
+    """Measure what the flight record adds to a call, in compiled code and in Python.
+
+    It is the difference between the announcements of an operation with and without it, each the
+    mean of the fastest block of calls, in this process alone.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        track = Recorder(Path(folder) / "flights" / "job", 0, 1).track([0], 0)
+        assert track is not None  # the first one
+        words = private_words(1)
+        pairs = {
+            "compiled": (announcing(words, 0, None), announcing(words, 0, track)),
+            "Python": (nothing, track.begin),
+        }
+        for name, (without, recorded) in pairs.items():
+            if without is None or recorded is None:
+                continue
+            both = [Contender(name, partial(act, 1, 77), calls=1000) for act in (without, recorded)]
+            times = [min(each) for each in zip(*([b.block() for b in both] for _ in range(BLOCKS)))]
+            rows.append(Row("flight record of a call", name, 1, 1e6 * (times[1] - times[0])))
+    return rows
 
 
 def native_overhead(comm: Communicator) -> list[Row]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 @benchmark
 def overhead_command() -> Callable[[Communicator], Results]:
-    """Measure the engine's time for a round, and native allreduce beside the bare mpi4py call."""
+    """Measure a round of the engine, the flight record, and native beside the bare mpi4py call."""
     from ...bench.overhead import measure_overhead
 
     return measure_overhead
