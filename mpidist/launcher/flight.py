@@ -54,6 +54,18 @@ class Member:
         """Number of the last operation begun."""
         return max(self.track.begun, max(self.operations, default=0))
 
+    @property
+    def moves(self) -> bool:
+        """Whether it has begun more since its record was read, which may be before others were."""
+        if not self.record.alive:
+            return False
+        try:
+            record = read(self.record.path)
+        except ValueError:  # it has just ended
+            return True
+        now = (Member(record, t).begun for t in record.tracks if t.serial == self.track.serial)
+        return all(begun > self.begun for begun in now)
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -236,7 +248,7 @@ def diverged(name: str, members: Sequence[Member]) -> Divergence | None:
     raised CollectiveMismatch, which the program has caught.
     """
     lowest, highest = min(m.begun for m in members), max(m.begun for m in members)
-    behind = [m for m in members if m.begun == lowest] if lowest < highest else []
+    behind = [m for m in members if m.begun == lowest < highest and not m.moves]
     unknown = 0  # numbers up to this one could not be compared between all ranks
     for number in range(max(1, highest - ENTRIES), min(lowest + 1, highest) + 1):
         begun = [m for m in members if m.begun >= number]

@@ -78,6 +78,18 @@ def test_rank_that_is_behind(tmp_path):
     )
 
 
+def test_rank_that_went_on_while_the_others_were_read_is_not_behind(tmp_path):
+    path, ranks = job_of(tmp_path, 3)
+    for rank in ranks:
+        rank.begin("barrier")
+    for rank in ranks[1:]:
+        rank.begin("split")
+    job = Job(path)
+    assert job.divergences() == ["world: rank 0 has not begun #2 split; ranks 1-2 are there"]
+    ranks[0].begin("split")
+    assert job.divergences() == []
+
+
 def test_states_of_an_operation(tmp_path):
     path, ranks = job_of(tmp_path, 4)
     for rank in ranks[1:]:
