@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint.segments import convert
 from ..checkpoint.state import state_of
-from ..device.recognise import is_on_device, on_host
+from ..device.recognise import is_on_device, is_torch, on_host
 from ..errors import InvalidArgument
 from ..frameworks.base import framework_of, library
 from ..frameworks.generators import source_of
@@ -20,6 +21,7 @@ from ..parallel.zero import ZeroOptimizer
 from .packing import packed
 
 GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
+_STATEFUL = "state_dict", "load_state_dict"
 _PLAIN = (bool, int, float, str, tuple)
 
 
@@ -47,10 +49,10 @@ class Kept:
         divided = isinstance(value, ZeroOptimizer) or hasattr(value, "by_stage")
         if source_of(value) is not None:
             kind = GENERATOR
-        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            kind = MODEL if model or optimizer or divided else SMALL
-        elif isinstance(value, np.ndarray) or is_on_device(value) or library(value) is not None:
+        elif isinstance(value, np.ndarray) or is_on_device(value) or is_torch(value):
             kind = MODEL
+        elif not isinstance(value, type) and all(map(partial(hasattr, value), _STATEFUL)):
+            kind = MODEL if model or optimizer or divided else SMALL
         else:
             raise InvalidArgument(
                 f"{name} has type {type(value).__name__}, which cannot be restored: expected an "
@@ -60,6 +62,8 @@ class Kept:
         kept = cls(name, value, kind, per_rank)
         if kind is MODEL:
             packed(kept.state(), name)
+            if not hasattr(value, "state_dict"):
+                _try_to_set(value, name)
         elif kind is SMALL:
             try:
                 pickle.dumps(kept.state(), 5)
@@ -150,8 +154,7 @@ class Kept:
 
     def save_buffers(self) -> None:
         """Save the buffers; those on a GPU are copied there, and the host does not wait."""
-        found = self.read_buffers()
-        self.buffers = [b.clone() if library(b) == "torch" else b.copy() for b in found]
+        self.buffers = [_copy(b) for b in self.read_buffers()]
 
     def set_buffers(self, saved: Sequence[Any]) -> None:
         """Restore the buffers from arrays in the same or in host memory."""
@@ -167,6 +170,19 @@ def buffers_of(objects: Iterable[Kept]) -> dict[str, list[np.ndarray]]:
         if buffers:
             found[kept.name] = [np.array(framework_of(b).as_array(on_host(b))) for b in buffers]
     return found
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if library(array) == "torch" else array.copy()
+
+
+def _try_to_set(array: Any, name: str) -> None:
+    """Raise InvalidArgument for an array that cannot be set: read-only, or of shared elements."""
+    few = array[:2] if len(array.shape) else array
+    try:
+        _set(few, _copy(few))
+    except (RuntimeError, ValueError) as error:
+        raise InvalidArgument(f"{name} cannot be restored: {error}") from None
 
 
 def _set(array: Any, value: Any) -> None:

@@ -44,6 +44,13 @@ def test_generator_of_pytorch_goes_on_where_it_was():
     assert again[0] == again[1]
 
 
+def test_tensor_that_cannot_be_set_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(md.InvalidArgument, match="u cannot be restored: .*clone"):
+        Kept.of("u", torch.ones(1).expand(3), False)
+    assert Kept.of("u", torch.tensor(1.0, requires_grad=True), False).kind == MODEL
+
+
 def test_array_is_restored_in_place():
     array = np.arange(4.0)
     kept = Kept.of("x", array, False)

@@ -30,6 +30,8 @@ def weights(net):
         ({"x": [np.zeros(2)]}, "x has type list, which cannot be restored"),
         ({"x": object()}, "x has type object"),
         ({"x": np.array([object()])}, "x has type ndarray: expected arrays"),
+        ({"x": np.broadcast_to(0.0, 2)}, "x cannot be restored: assignment destination is read"),
+        ({"x": nn.Linear}, "x has type type, which cannot be restored"),
         ({"x": np.zeros(2), "per_rank": ["y"]}, r"per_rank=\['y'\]: expected names of objects: x"),
         ({"x": np.zeros(2), "copies": "yes"}, "copies='yes': expected True, False or None"),
         ({"x": np.zeros(2), "per_rank": "x", "copies": False}, "copies=False: x is another one on"),
