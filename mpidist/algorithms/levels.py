@@ -7,7 +7,7 @@ A *team* is some of the ranks.  Two teams of rank 4 in nodes of three, and the l
     node 2:  6  7  8      lane of rank 4:  1 4 7, its index is 1      leaders:  0 3 6
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, chain
@@ -16,7 +16,7 @@ from operator import index as plain
 from typing import Any
 
 from ..schedule.contract import COLLECTIVES
-from ..schedule.ranks import ONE, choose, pick, picker, span
+from ..schedule.ranks import ONE, choose, identity, pick, picker, span
 from ..schedule.registry import Algorithm, Groups, find
 from ..schedule.rounds import Blocks, Copy, Fold, Meet, Parallel, Round, on, steps_of
 
@@ -148,16 +148,17 @@ def play(
 
 
 def remembering(function: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Return a function of a number that remembers what it returned for the same object.
+    """Return a function of a number that remembers what it returned for the same one.
 
     The steps of a schedule share their peers and blocks.
     """
-    known: dict[int, tuple[int, Any]] = {}
+    known: dict[Hashable, tuple[int, Any]] = {}
 
     def remembered(index: int) -> Any:
-        found = known.get(id(index))  # kept with the object, so that no other one has its identity
+        key = identity(index)
+        found = known.get(key)  # kept with the object, so that no other one has its identity
         if found is None:
-            found = known[id(index)] = (index, function(index))
+            found = known[key] = (index, function(index))
         return found[1]
 
     return remembered

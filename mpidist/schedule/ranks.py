@@ -17,7 +17,7 @@ Where all ranks do the same, turned by so many places, one number stands for all
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
@@ -193,6 +193,13 @@ class Turn:
 
     def __index__(self) -> int:
         raise Unfit("a number that is not the same for all ranks")
+
+
+def identity(number: Any) -> Hashable:
+    """Return a key of a number: of whole turns the same for equal ones, else of this object."""
+    if type(number) is Turn and type(number.base) is int and type(number.plus) is int:
+        return number.base, number.offset, number.stride, number.count, number.plus
+    return id(number)
 
 
 class Apart:

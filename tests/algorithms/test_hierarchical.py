@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from mpidist import run_simulated
+from mpidist.algorithms.levels import remembering
 from mpidist.errors import InvalidArgument, MpidistError, UnknownName, Unsupported
 from mpidist.schedule import algorithms, find, prove
 from mpidist.schedule.cost import cost
+from mpidist.schedule.ranks import Turn
 from mpidist.schedule.sweep import sweep
 
 
@@ -225,3 +227,17 @@ def test_a_fixed_tree_has_the_same_bits_on_nodes_as_on_one(groups, dtype, op):
     (expected,) = {found["direct"] for found in alone}
     for found in run_simulated(size, call, nodes=nodes):
         assert f"{refused} groups" in found.pop(refused) and set(found.values()) == {expected}
+
+
+def test_what_equal_blocks_of_all_ranks_stand_for_is_found_once():
+    """A ring makes the number of the block that it passes on anew in each round."""
+    asked = []
+
+    def double(block):
+        asked.append(block)
+        return 2 * block
+
+    found, rank = remembering(double), Turn(0, 0, 1, 8)
+    assert found((rank - 3) % 8) is found((rank + 5) % 8)
+    assert len(asked) == 1
+    assert found((rank - 2) % 8).offset == 2 * 6 and len(asked) == 2
