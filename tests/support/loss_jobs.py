@@ -353,7 +353,7 @@ def much_later():
 
 
 def many_losses():
-    """Files, mappings and threads of a rank stay as many, however often ranks are lost."""
+    """Open files and threads of a rank stay as many, however often ranks are lost."""
     comm = mpidist.init(timeout=DEADLINE)
     counts = []
     while comm.size > 2:
@@ -366,8 +366,8 @@ def many_losses():
             comm = comm.survivors()
         right(comm)
         gc.collect()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[-1] <= counts[0] + 2, counts
+        counts.append([len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")])
+    assert all(now <= first + 2 for now, first in zip(counts[-1], counts[0])), counts
     say(comm, f"left {comm.size}")
 
 
