@@ -144,3 +144,16 @@ def test_loads_are_those_of_the_machine(groups, nbytes):
 def test_messages_about_counts_all_ranks():
     assert messages_about(find("allreduce", "direct").algorithm, 10) == (180, 90)
     assert messages_about(find("barrier", "dissemination").algorithm, 100) == (700, 100)
+
+
+def test_of_ranks_with_too_many_blocks_two_are_asked(monkeypatch):
+    monkeypatch.setattr("mpidist.schedule.score.MOST_NUMBERS", 1 << 16)
+    made, asked = find("allgather", "recursive_doubling").algorithm, []
+
+    def counted(rank, size):
+        asked.append(rank)
+        return made.function(rank, size)
+
+    with pytest.raises(Unfit, match=r"about \d+ peers and blocks, one by one"):
+        score_of(replace(made, function=counted), 512, 512, groups=nodes(64, 8))
+    assert len([rank for rank in asked if isinstance(rank, int)]) == 2
