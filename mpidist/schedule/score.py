@@ -2,7 +2,7 @@
 
 The ranks are *lanes*, each of which stands for `count` ranks, turned by so many places: there is
 one lane if every rank does what its neighbour does, one for each rank of a node if every node does
-what the next one does, and else one for each rank::
+what the others do (see :class:`_Nodes`), and else one for each rank::
 
     ring, any number of ranks                     1 lane
     ring within nodes of 8, and between them      8 lanes
