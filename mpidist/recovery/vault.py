@@ -67,17 +67,19 @@ class Vault:
         record = Record(length, head, **about)
         ranks = max(record.shares, 1) if self._named else 1  # of this node
         if length > self._longest:
-            more, free = SLOTS * (length - self._longest), available()
+            more, free, where = SLOTS * (length - self._longest), available(), ""
             if self._named:
                 room = os.fstatvfs(self._files[0])
                 free = min(free, room.f_bavail * room.f_frsize)
+                folder = os.path.dirname(os.readlink(f"/proc/self/fd/{self._files[0]}"))
+                where = f" in {os.path.dirname(folder)}"  # that of the job is made anew each time
                 # All ranks of the node need as much, and the others may have a record already.
                 more = ranks * more - (ranks - 1) * more // SLOTS
             if more > UNCHECKED_BYTES and more > free:
                 raise MemoryError(
                     f"the state of a step takes {length} bytes of this rank's vault, "
                     f"{SLOTS * length} for {SLOTS} steps"
-                    f"{f' and each of {ranks} ranks' * (ranks > 1)}; {int(free)} are free"
+                    f"{f' and each of {ranks} ranks' * (ranks > 1)}; {int(free)} are free{where}"
                 )
             self._longest = length
         there = step if step in self._steps else min(self._steps)

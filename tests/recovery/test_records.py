@@ -90,7 +90,9 @@ def test_too_little_room_in_the_folder_is_said(tmp_path, monkeypatch):
     vault = Ranks(1, 0, 0, 1).vault(tmp_path, 0)
     monkeypatch.setattr(os, "fstatvfs", lambda _: room)
     vault.write(1, [bytes(60_000)])
-    with pytest.raises(MemoryError, match=r"takes 200000 bytes .* 600000 for 3 steps; 204800 are"):
+    with pytest.raises(
+        MemoryError, match=r"takes 200000 bytes .* 600000 for 3 steps; 204800 are free in /"
+    ):
         vault.write(2, [bytes(200_000)])
     with pytest.raises(
         MemoryError, match="360000 for 3 steps and each of 2 ranks; 204800 are free"
