@@ -93,6 +93,13 @@ from .options import OUTPUT, Count, Seconds
     "long; 0 for never.",
 )
 @click.option(
+    "--hang-kill",
+    type=Seconds(positive=True),
+    metavar="SECONDS",
+    help="As --roll-call, and then kill a rank for which all others have waited so long: it is "
+    "lost, see --spares, --survive and --max-restarts.  Less than the deadline (MPIDIST_TIMEOUT).",
+)
+@click.option(
     "--survive",
     is_flag=True,
     help="When a rank is lost, let the others go on: see comm.survivors(); Open MPI 5 or later.",

@@ -19,6 +19,7 @@ from typing import NamedTuple
 NOTES = "MPIDIST_RUN_NOTES"
 """Environment variable: the abstract socket address of `mpidist run` or of the rank's monitor."""
 STARTING, STARTED = "starting", "started"  # states of MPI, as the fact `mpi`
+SPARE = "waits as a spare"  # what a rank records that has nothing to do
 LONGEST = 60_000  # bytes of a note, which the monitor sends on as one line
 TAKEN_WITHIN = 1.0  # seconds
 OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first ends the job

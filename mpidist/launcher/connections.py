@@ -113,11 +113,12 @@ class Connections(Reports):
         monitor = [sys.executable, "-I", "-S", RANK_PROCESS, self.address, *options]
         return [*monitor, "--", *program]
 
-    def send(self, number: int) -> bool:
-        """Send a signal to the program of every rank, also of ranks that connect later."""
-        self._sent.append(number)
+    def send(self, number: int, rank: int | None = None) -> bool:
+        """Send a signal to the program of a rank, or of every one, also of later ones."""
+        if rank is None:
+            self._sent.append(number)
         for connection in self._connections:
-            if connection.rank is not None:
+            if connection.rank is not None and rank in (None, connection.rank.number):
                 _tell(connection, signal=int(number))
         return True
 

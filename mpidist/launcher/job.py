@@ -62,6 +62,7 @@ class JobOptions:
     min_ranks: int | None = None  # of a new start without the nodes that are down; None for 1
     trace: str | None = None  # file for a trace of all ranks
     roll_call: float = ROLL_CALL  # seconds without an operation, after which the roll is called
+    hang_kill: float | None = None  # the same, after which a rank for which all wait is killed
     full_traceback: bool = False  # with the frames inside mpidist, and the launcher's boxes
 
     def check(self, allocation: SlurmAllocation | None) -> None:
@@ -83,7 +84,7 @@ class JobOptions:
         if self.watch is False and self.needs_watch:
             raise InvalidArgument(
                 "--no-watch: only without --label, --log-dir, --requeue, --start-timeout, "
-                "--survive, --spares and --max-restarts"
+                "--survive, --spares, --max-restarts and --hang-kill"
             )
         if self.outlives and (self.launcher == "srun" or self.mpi is not None):
             raise InvalidArgument(
@@ -121,7 +122,8 @@ class JobOptions:
     def needs_watch(self) -> bool:
         """Whether an option was given that has an effect only if the ranks are monitored."""
         given = self.label, self.log_dir is not None, self.requeue, self.start_timeout is not None
-        return any(given) or bool(self.outlives) or bool(self.max_restarts)
+        others = self.outlives, self.max_restarts, self.hang_kill
+        return any(given) or any(map(bool, others))
 
 
 def check_log_dir(folder: str) -> None:
@@ -300,14 +302,16 @@ def start(
     columns = shutil.get_terminal_size().columns if seen else 0
     environ = {**own_environment(os.environ), **launch.settings, TERMINAL: str(columns)}
     logs = options.log_dir and os.path.abspath(options.log_dir)
+    still = options.hang_kill or options.roll_call
     job = Supervisor(
-        monitors(launch, environ, options.label, logs, options.roll_call, bool(options.outlives))
+        monitors(launch, environ, options.label, logs, still, bool(options.outlives))
         if options.watch
-        else Notes(launch.ranks, options.roll_call),
+        else Notes(launch.ranks, still),
         kill_wait=kill_wait() if launch.allocated and options.watch else None,
         signals=signals,
         start_timeout=options.start_timeout or MPI_WITHIN,
         survive=bool(options.outlives),
+        kill_hung=options.hang_kill is not None,
     )
     status = job.run([*launch.launcher, *job.reports.command(program.reporting())], environ)
     return status, job

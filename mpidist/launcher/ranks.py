@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..communicator.launcher_notes import SPARE
+
 LOST = "lost"
 
 
@@ -90,6 +92,12 @@ class Seen:
         """Whether it does not run: stopped by a signal or a debugger, or gone."""
         return self.state[:1] not in ("R", "S", "D", "I")
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks, or as a spare."""
+        here = self.call.startswith("in ") or self.since.startswith("waiting")
+        return (here or SPARE in self.call) and not self.stopped
+
 
 @dataclass
 class Report:
@@ -151,8 +159,8 @@ class Reports:
         else:
             key.fileobj.close()  # type: ignore[attr-defined]
 
-    def send(self, number: int) -> bool:
-        """Send a signal to all ranks; return False if only the launcher can do that."""
+    def send(self, number: int, rank: int | None = None) -> bool:
+        """Send a signal to all ranks, or to one; return False if only the launcher can do that."""
         return False
 
     def ask(self, launcher: int) -> dict[int, Seen | None]:

@@ -38,6 +38,7 @@ ENDS_WITHIN = 30.0  # seconds that the launcher has to end after all ranks succe
 STARTED_WITHIN = 60.0  # seconds after which missing ranks are reported
 MPI_WITHIN = 120.0  # seconds that MPI_Init may take after the last rank has entered it
 ANSWERS_WITHIN = 2.0  # seconds for the answers to a roll call
+HUNG_WITHIN = 10.0  # seconds for them where a rank may be killed, which is not to be guessed
 LATE_WITHIN = ROLL_CALL_WITHIN - 0.1  # after a missed deadline: before its rank ends the job
 NOT_ENDED = "the launcher has not ended the job within {:g} s: ending it"
 STAYS = "all ranks ended {:g} s ago, but the launcher still runs: ending it"
@@ -118,6 +119,7 @@ class Supervisor:
     start_timeout: float = MPI_WITHIN  # for MPI_Init, after the last rank has entered it
     limit: float | None = None  # seconds after which the job is ended
     survive: bool = False  # the others go on when a rank is lost
+    kill_hung: bool = False  # a rank for which all others wait, after a roll call
     stdin: int | None = None  # of the launcher, as of `subprocess`; None for that of this process
     write: Callable[[int, bytes], object] = write_fully  # the output: see Boxes
     known: dict[int, RankState] = field(default_factory=dict)  # in the order of their first reports
@@ -403,6 +405,8 @@ class Supervisor:
             return
         try:
             self._roll = RollCall(why, late, begun, self.reports.ask(self._launcher.pid))
+            if self.kill_hung and not late:
+                self._roll.until = begun + HUNG_WITHIN
         except Exception as error:  # the job goes on
             say(f"roll call: {type(error).__name__}: {error}")
 
@@ -441,6 +445,17 @@ class Supervisor:
                 absent.setdefault(why, []).append(rank)
         for why, ranks in absent.items():
             say(f"{ranks_listed(ranks)}: {why}")
+        if self.kill_hung and self._told_still and not roll.late:
+            self._kill_hung({r: seen for r, seen in roll.answers.items() if seen})
+
+    def _kill_hung(self, seen: Mapping[int, Seen]) -> None:
+        """Kill the ranks for which all others wait; none if a rank has not said where it is."""
+        running = {rank for rank in range(self.ranks) if self._not_ended(rank)}
+        hung = sorted(rank for rank, one in seen.items() if not one.waits)
+        if running == set(seen) and len(hung) < len(running):
+            for rank in hung:
+                say(f"rank {rank}: all others wait for it (--hang-kill): killing it")
+                self.reports.send(SIGKILL, rank)
 
     def _not_ended(self, rank: int) -> bool:
         return all(each.number != rank for each in self.ended)

@@ -20,6 +20,7 @@ from ..arguments import whole
 from ..backends import recorder
 from ..communicator import launch, layers
 from ..communicator.communicator import Communicator
+from ..communicator.launcher_notes import SPARE
 from ..errors import (
     CommunicationError,
     InvalidArgument,
@@ -236,7 +237,7 @@ class _Job:
 
     def _wait(self) -> None:
         """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
-        _phase("waits as a spare")
+        _phase(SPARE)
         self._since = 0.0  # the others train: the next loss is another one
         world, members, note = self.world, self._members, np.zeros(1, np.int64)
         assert members is not None

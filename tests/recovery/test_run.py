@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -272,7 +273,7 @@ def train(comm, state, more, *, also):
     assert md.init() is comm and (more, also) == (5, 6)
     for step in range(3):
         if os.environ.get("OMPI_COMM_WORLD_RANK", "") == os.environ.get("KILL", "none"):
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), int(os.environ.get("SIGNAL", "9")))
         comm.allreduce(1)
         state.commit()
     return comm.rank
@@ -327,6 +328,17 @@ def test_fewer_than_min_ranks_end_the_job():
 
 
 @pytest.mark.long
+@pytest.mark.long
+@needs_ulfm
+def test_stopped_rank_is_killed_after_a_roll_call():
+    words = "-n", "2", "--spares", "1", "--hang-kill", "2"
+    done = program(*words, KILL="1", SIGNAL=str(int(signal.SIGSTOP)))
+    assert done.status == 0, done.output
+    killed = done.output.index("rank 1: all others wait for it (--hang-kill): killing it")
+    assert "no rank has moved for 2 s" in done.output[:killed]
+    assert re.search(r"^rank 1 .*SIGKILL\): step 1 goes on with 2 ranks", done.output, re.MULTILINE)
+
+
 @needs_ulfm
 def test_init_outside_is_refused_with_spares():
     done = program("-n", "2", "--spares", "1", before="md.init()")
