@@ -1,6 +1,7 @@
 """md.elastic in real jobs: ranks are killed, and training ends with the bits of a run without."""
 
 import os
+import random
 import re
 import signal
 import sys
@@ -18,6 +19,7 @@ from tests.support.how_long import takes_minutes
 from tests.support.jobs import LIMIT, PYTHONS, ROOT, other_mpis, tolerant
 
 STEPS = 40
+STRESS = os.environ.get("MPIDIST_TEST_PROFILE") == "stress"
 TORCH = ("ddp", "zero", "torch")
 needs_ulfm = pytest.mark.skipif(not tolerant(), reason="needs Open MPI")
 LONG = pytest.mark.long
@@ -258,9 +260,18 @@ def test_exception_ends_the_job():
 
 @needs_ulfm
 @pytest.mark.long
-def test_chaos_of_many_losses(undisturbed, capsys):
-    elastic_chaos.chaos("numpy", 8, 3, undisturbed("numpy", elastic_chaos.STEPS["numpy"]))
-    assert "8 losses in " in capsys.readouterr().out
+@pytest.mark.parametrize("wrapper", ["numpy", *(("pipeline", *TORCH) if STRESS else ())])
+def test_chaos_of_many_losses(undisturbed, capsys, wrapper):
+    """A few at the same moments each time; in `make stress` many, of each kind of training."""
+    if wrapper in TORCH and find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    losses, seed = (64, random.randrange(1 << 32)) if STRESS else (8, 3)
+    known = undisturbed("numpy", elastic_chaos.STEPS["numpy"]) if wrapper == "numpy" else ""
+    elastic_chaos.chaos(wrapper, losses, seed, known)
+    output = capsys.readouterr().out
+    with capsys.disabled():
+        print(f"\nseed {seed}: {output.splitlines()[-1]}" if STRESS else "", end="")
+    assert f"{losses} losses in " in output
 
 
 PROGRAM = """
