@@ -37,8 +37,7 @@ LAST_REPORTS, AFTER_FAILURE = 5.0, 0.5  # seconds for reports after the launcher
 ENDS_WITHIN = 30.0  # seconds that the launcher has to end after all ranks succeeded
 STARTED_WITHIN = 60.0  # seconds after which missing ranks are reported
 MPI_WITHIN = 120.0  # seconds that MPI_Init may take after the last rank has entered it
-ANSWERS_WITHIN = 2.0  # seconds for the answers to a roll call
-HUNG_WITHIN = 10.0  # seconds for them where a rank may be killed, which is not to be guessed
+ANSWERS_WITHIN = 10.0  # seconds for the answers to a roll call: a full machine may take some
 LATE_WITHIN = ROLL_CALL_WITHIN - 0.1  # after a missed deadline: before its rank ends the job
 NOT_ENDED = "the launcher has not ended the job within {:g} s: ending it"
 STAYS = "all ranks ended {:g} s ago, but the launcher still runs: ending it"
@@ -405,15 +404,13 @@ class Supervisor:
             return
         try:
             self._roll = RollCall(why, late, begun, self.reports.ask(self._launcher.pid))
-            if self.kill_hung and not late:
-                self._roll.until = begun + HUNG_WITHIN
         except Exception as error:  # the job goes on
             say(f"roll call: {type(error).__name__}: {error}")
 
     def _print_roll(self, last: bool = False) -> None:
         """Print where the ranks are, when all that were asked have answered or ended.
 
-        Also when 2 s have passed, or 0.9 s after a missed deadline, or no more comes (`last`).
+        Also when 10 s have passed, or 0.9 s after a missed deadline, or no more comes (`last`).
         """
         roll = self._roll
         if roll is None:
