@@ -258,6 +258,13 @@ def test_exception_ends_the_job():
     assert "ValueError: of the test" in finished.output and "goes on" not in finished.output
 
 
+def test_chaos_counts_the_steps_done_again(tmp_path):
+    for rank, steps in (0, "12334"), (1, "123234"), (2, "34"):
+        said = "".join(f"step {step}\n" for step in steps)
+        (tmp_path / str(rank)).write_text(f"pid {rank} 1\n{said}done 0 of 3 ranks at step 4\n")
+    assert elastic_chaos.Watched(str(tmp_path)).again() == 2
+
+
 @needs_ulfm
 @pytest.mark.long
 @pytest.mark.parametrize("wrapper", ["numpy", *(("pipeline", *TORCH) if STRESS else ())])

@@ -1,10 +1,13 @@
 """Kill ranks of an elastic training: ``elastic_chaos.py WRAPPER LOSSES [SEED]``, at random moments.
 
-``elastic_chaos.py WRAPPER lines [STRIDE]`` kills them at each line of mpidist, or each STRIDE-th,
-that they run in a step: before each word of a board, each call of MPI, each write to a vault.
+``elastic_chaos.py WRAPPER lines [STRIDE [FIRST]]`` kills them at each line of mpidist, or each
+STRIDE-th from the FIRST on, that they run in a step: before each word of a board, each call of MPI,
+each write to a vault.  ``lines 6`` has each line once; so have together, in less time each,
+``lines 36 1``, ``lines 36 7``, ... ``lines 36 31``.
 
 The losses of a job come one after another, each some time after training has gone on, and each
-has a spare to take the place.  The weights at the end must be, bit for bit, those without a loss.
+has a spare to take the place.  The weights at the end must be, bit for bit, those without a loss,
+and no rank may do more than one step again.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import statistics
 import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +33,7 @@ SECONDS = 300.0  # of a job
 # PyTorch's DistributedDataParallel has other buckets in its first step: a sum of three terms in
 # another place of a bucket may be rounded otherwise, one of two may not.
 RANKS = {"torch": 2}
+AT_LINES = 6  # losses of a job: of the first ranks, and of spares that have taken a place
 STEPS = {"numpy": 4000, "rows": 4000, "nn": 2000}
 
 
@@ -57,6 +63,12 @@ class Watched:
 
     def done(self) -> list[str]:
         return [line for line in self.lines() if line.startswith("done")]
+
+    def again(self) -> int:
+        """Return the most steps that a rank has done again after a loss."""
+        files = [path.read_text() for path in self.folder.iterdir() if path.name.isdigit()]
+        steps = [[int(n) for n in re.findall(r"^step (\d+)$", text, re.M)] for text in files]
+        return max((a - b + 1 for each in steps for a, b in pairwise(each)), default=0)
 
 
 def train(
@@ -108,6 +120,7 @@ def train(
         finished = processes.run(command, SECONDS, environ, cwd=folder)
         ended.set()
         killer.join()
+        assert restarts or watched.again() <= 1, (watched.lines(), finished.output)
         return finished, killed, watched.done()
 
 
@@ -115,6 +128,11 @@ def seconds_of(output: str) -> list[float]:
     """Return how long each recovery took, of the lines that say so."""
     found = re.findall(r"ranks after ([\d.,]+) (µs|ms|s)\b", output)
     return [float(n.replace(",", "")) * {"µs": 1e-6, "ms": 1e-3, "s": 1}[unit] for n, unit in found]
+
+
+def back_after(took: list[float]) -> str:
+    median, most = statistics.median(took or [0.0]), max(took, default=0.0)
+    return f"back after {median:.3f} s (median), {most:.3f} s at most"
 
 
 def undisturbed(
@@ -129,23 +147,25 @@ def undisturbed(
     return done[0], finished.output
 
 
-def at_each_line(wrapper: str, stride: int) -> int:
-    """Have three losses a job, each at another line of a step; return how many jobs were bad."""
-    ranks, steps = RANKS.get(wrapper, 3), 10 * (RANKS.get(wrapper, 3) + 2)
+def at_each_line(wrapper: str, stride: int, first: int = 1) -> int:
+    """Have six losses a job, each at another line of a step; return how many jobs were bad."""
+    ranks, steps = RANKS.get(wrapper, 3), 10 * (AT_LINES + 2)
     expected, output = undisturbed(wrapper, steps, ranks, 1, KILL="9:line:1")
-    most = max(int(count) for count in re.findall(r"^lines (\d+)$", output, re.MULTILINE))
-    bad, begun = 0, time.monotonic()
-    for number in range(1, most + 1, stride):
-        kills = " ".join(f"{r}:line:{number + r}" for r in range(ranks))
-        finished, _, done = train(wrapper, steps, ranks, ranks, KILL=kills)
+    # A rank that waits runs the same lines again and again.
+    most = min(int(count) for count in re.findall(r"^lines (\d+)$", output, re.MULTILINE))
+    bad, begun, took = 0, time.monotonic(), []
+    for number in range(first, most + 1, stride):
+        kills = " ".join(f"{r}:line:{number + r}" for r in range(AT_LINES))
+        finished, _, done = train(wrapper, steps, ranks, AT_LINES, KILL=kills)
         good = finished.status == 0 and set(done) == {expected}
         bad += not good
+        took += seconds_of(finished.output)
         if not good:
             print(f"{wrapper}: BAD at {kills}", finished.output, expected, done, flush=True)
-    count, minutes = len(range(1, most + 1, stride)), (time.monotonic() - begun) / 60
+    count, minutes = len(range(first, most + 1, stride)), (time.monotonic() - begun) / 60
     print(
-        f"{wrapper}: {most} lines a step; {ranks} losses in each of {count} jobs: "
-        f"{count - bad} good, {bad} bad, in {minutes:.0f} min"
+        f"{wrapper}: {most} lines a step; {len(took)} losses in {count} jobs: "
+        f"{count - bad} good, {bad} bad, in {minutes:.0f} min; {back_after(took)}"
     )
     return bad
 
@@ -155,7 +175,7 @@ def chaos(wrapper: str, losses: int, seed: int, expected: str = "") -> None:
     ranks, steps = RANKS.get(wrapper, 3), STEPS.get(wrapper, 800)
     random.seed(seed)
     expected = expected or undisturbed(wrapper, steps, ranks)[0]
-    survived, jobs, begun, took = 0, 0, time.monotonic(), [0.0]
+    survived, jobs, begun, took = 0, 0, time.monotonic(), []
     while survived < losses:
         more = min(8, losses - survived)
         waits = [random.random() * 0.2 for _ in range(more)]
@@ -173,12 +193,12 @@ def chaos(wrapper: str, losses: int, seed: int, expected: str = "") -> None:
     print(
         f"{wrapper}: {survived} losses in {jobs} jobs, all survived, in {minutes:.0f} min;", end=" "
     )
-    print(f"back after {sorted(took)[len(took) // 2]:.3f} s (median), {max(took):.3f} s at most")
+    print(back_after(took))
 
 
 if __name__ == "__main__":
     name, how, *rest = sys.argv[1:]
     if how == "lines":
-        at_each_line(name, int(rest[0]) if rest else 1)
+        at_each_line(name, *map(int, rest or ["1"]))
     else:
         chaos(name, int(how), int(rest[0]) if rest else 0)
