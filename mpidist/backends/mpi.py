@@ -467,7 +467,12 @@ class MpiBackend(Backend):
                 used.Free()
         if not ranks:
             return None
-        return MpiBackend(made, **self._known_of(ranks), own=True, generation=self.generation)
+        known = self._known_of(ranks)
+        try:
+            return MpiBackend(made, **known, own=True, generation=self.generation)
+        except RankFailed as error:  # by the numbers that the ranks would have had in the part
+            reasons = {ranks[r]: why for r, why in error.reasons.items()}
+            raise failed(self.rank, reasons) from error.__cause__
 
     def _known_of(self, ranks: Sequence[int]) -> dict[str, Any]:
         """Return hosts and processes of these ranks, which a backend over them begins with."""

@@ -56,7 +56,7 @@ def test_every_call_is_left_when_a_rank_is_lost(names):
 
 
 def test_split_is_left_when_a_rank_dies_in_the_call_of_the_library():
-    done = lossy(7, "in_split")
+    done = lossy(8, "in_split")
     assert said(done, "left 2") == [0, 1] and not done.status, done.output
 
 

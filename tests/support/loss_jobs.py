@@ -185,9 +185,9 @@ def die_in(name, calls):
 
 
 def in_split():
-    """Ranks die in the library's call that makes a communicator: one at once, others later."""
+    """Ranks die in the library's call that makes a communicator, or in the set-up behind it."""
     comm = mpidist.init(timeout=DEADLINE)
-    for microseconds in (0, 30, 60, 100, 200):
+    for microseconds in (None, 0, 30, 60, 100, 200):
         comm.barrier()
         victim = comm.size // 2
         if comm.rank == victim:
@@ -219,15 +219,17 @@ def beside_split():
 
 
 def die_in_part(microseconds):
-    """Die so long after this rank comes to ulfm.part."""
-    from mpidist.backends import ulfm  # not before init: it starts MPI, with its own settings
+    """Die so long after this rank comes to ulfm.part; None is for the set-up behind it."""
+    from mpidist.backends import mpi, ulfm  # not before init: it starts MPI, with its own settings
 
+    if microseconds is None:
+        mpi.MpiBackend._make_board = lambda *_: die()
     part = ulfm.part
 
     def deadly(*arguments):
-        if not microseconds:
+        if microseconds == 0:
             die()
-        signal.setitimer(signal.ITIMER_REAL, microseconds * 1e-6)
+        signal.setitimer(signal.ITIMER_REAL, (microseconds or 0) * 1e-6)
         return part(*arguments)
 
     ulfm.part = deadly
