@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import InvalidArgument, MpidistError, Unsupported
+from ..measure import counted
 from .compare import Row, Runs, nondeterministic, rows
 from .diagnose import likely
 from .log import Log, read_logs
@@ -76,7 +77,7 @@ def check(
         raise InvalidArgument(f"{script}: no such script in {os.getcwd()}")
     with tempfile.TemporaryDirectory(prefix="mpidist-check-", dir=folder) as name:
         runner = _Runner(Path(name), script, list(arguments), timeout)
-        say(f"{script} on {ranks} ranks")
+        say(f"{script} on {counted(ranks, 'rank')}")
         found, failure = runner.run(Plan("ranks", ranks, steps))
         facts: dict[str, object] = {}
         for log in found.values():
@@ -115,12 +116,14 @@ def check(
             role: Plan(role, ranks, steps, copies, owners, start, torch, stages)
             for role in ("reference", "again", "perturbed")
         }
-        what = f"{ranks} processes that take themselves for the only one" if copies else "1 process"
+        what = counted(ranks if copies else 1, "process", "es")
+        what += " that take themselves for the only one" if copies and ranks > 1 else ""
         say(f"{script} as {what}, twice, and perturbed by an ulp")
         logs = runner.run_references(list(plans.values()))
         runs = Runs(found, logs["reference"], logs["again"], logs["perturbed"], copies)
-        if any("done" in log.facts for log in found.values()):
-            failure = ""  # these ended the job: what the others wait for does not come
+        known = {name for log in found.values() for name in log.facts}
+        if "done" in known and "failed" not in known:
+            failure = ""  # those done ended the job: what the others wait for does not come
         return _report(runs, script, failure)
 
 

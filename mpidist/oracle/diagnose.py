@@ -155,6 +155,15 @@ def skipped_step(evidence: Evidence) -> str | None:
             "pipeline before it; each rank steps an optimizer of its own stage's parameters"
         )
     absent = [rank for rank in runs.ranks if runs.step_of(rank, number) is None]
+    for rank in absent:
+        if "failed" in runs.ranks[rank].facts:
+            return f"the script failed on rank {rank}: {runs.ranks[rank].facts['failed']}"
+    again = [rank for rank, count in counts.items() if rank not in absent and not count]
+    if again and len(again) < runs.size:
+        return (
+            f"{named(again)} made the optimizer's step {number} without samples: called step() "
+            "twice, or had none left"
+        )
     if absent and len(absent) < runs.size:
         return (
             f"{named(absent)} did not come to the end of step {number}: skipped the optimizer's "
@@ -463,13 +472,22 @@ def scaled_loss(evidence: Evidence) -> str | None:
 
 @rule
 def global_loss(evidence: Evidence) -> str | None:
-    """Say that a loss is no mean over the samples."""
+    """Say that a loss is no mean over the samples, or of other targets."""
     if not _is_loss(evidence):
         return None
+    found, ours = evidence.first, evidence.parts(evidence.first)
+    if evidence.runs.copies:  # each has the same batch as its rank
+        theirs = {rank: evidence.wanted(found, rank) for rank in ours}
+        wrong = [k for k, one in theirs.items() if one and not evidence.close(found, ours[k], one)]
+        return (
+            f"the outputs are equal, the loss of {named(wrong)} is not{evidence.site('backward')}: "
+            "the targets are those of other samples, or the loss depends on the rank"
+        )
     return (
         f"the outputs are equal, the loss is not{evidence.site('backward')}: it is no mean over "
         "the samples but depends on which of them are together, as a contrastive loss does; gather "
-        "the outputs of all ranks for it, or take each rank's loss as meant so"
+        "the outputs of all ranks for it, or take each rank's loss as meant so; or the targets on "
+        "a rank are those of other samples"
     )
 
 

@@ -11,6 +11,7 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import format_exception_only
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -18,12 +19,15 @@ import numpy as np
 
 from ..communicator.failure import describe
 from ..communicator.launcher_notes import launched_rank
+from ..errors import CommunicationError
 from ..frameworks.base import adapter, library
 from ..parallel import DDP, ZeroOptimizer
 from . import pipelines, reference
 from .plan import ROLES, Plan
 from .reference import Link, connect
 from .taps import Taps
+
+BACKEND_ERROR = "DistBackendError"  # of torch.distributed
 
 
 class AfterImport:
@@ -98,8 +102,15 @@ def run(plan: Plan, folder: Path, rank: int, words: list[str], link: Link | None
     install(taps, number, link)
     sys.argv[:] = words
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-    runpy.run_path(words[0], run_name="__main__")
-    taps.ended()
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            # Not what only follows from the end of other ranks, also as PyTorch has it.
+            if not isinstance(error, CommunicationError) and type(error).__name__ != BACKEND_ERROR:
+                taps.writer.facts(failed=format_exception_only(error)[-1].strip())
+            raise
+    taps.ended()  # by sys.exit(0), too
 
 
 def main() -> None:
@@ -146,6 +157,8 @@ def _become(plan: Plan, folder: Path, rank: int, words: list[str], link: Link) -
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if leaving.code is not None and status is not leaving.code:
+            sys.stderr.write(f"{leaving.code}\n")
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:

@@ -19,6 +19,8 @@ x = source.normal(size=(240, 12)).astype(dtype)
 y = source.integers(0, 5, 240)
 if fault == "fails":
     raise RuntimeError("no data set")
+if fault == "leaves":
+    sys.exit("no data set")
 
 seed = comm.rank
 net = Sequential(Linear(12, 20, seed=seed, dtype=dtype), ReLU(), Linear(20, 5, seed=9, dtype=dtype))
@@ -55,6 +57,8 @@ for _ in range(0 if fault == "nothing" else 3):
         step += 1
         if fault == "rare" and step == 2 and comm.rank == 1:
             raise RuntimeError("a rare mistake")
+        if fault == "exits" and step == 2:
+            sys.exit(0)
         scores = model(x[part])
         criterion(scores, y[part])
         scale = {"loss_N": comm.size, "loss_1/N": 1 / comm.size}.get(fault, 1.0)
@@ -69,6 +73,8 @@ for _ in range(0 if fault == "nothing" else 3):
                     p.grad[...] = comm.broadcast(np.array(p.grad), root=comm.size - 1)
             if fault == "zero" and comm.size > 1:
                 net.layers[2].bias.grad[...] = 0
+            if fault == "late" and step == 2 and comm.rank == 1:
+                raise RuntimeError("a late mistake")
             if fault != "skipped" or comm.rank != 1 or step != 2:
                 optimizer.step()
         optimizer.zero_grad()

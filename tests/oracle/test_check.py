@@ -38,6 +38,7 @@ def test_check_of_a_sharded_optimizer_finds_it_equal():
     [
         ("nothing", 2, "without a step of an optimizer"),
         ("fails", 2, '    raise RuntimeError("no data set")\nRuntimeError: no data set\n'),
+        ("leaves", 2, "\nno data set\n"),
         ("random", 2, "two runs as one process differ in step 1, batch"),
     ],
 )
@@ -54,6 +55,19 @@ def test_check_of_a_script_that_fails_on_a_rank_shows_its_error_and_the_steps_be
     assert found.first is None
     assert "the script failed on 2 ranks:" in found.output
     assert "RuntimeError: a rare mistake" in found.output
+
+
+@pytest.mark.long
+def test_check_of_a_script_that_fails_where_the_others_are_done_shows_its_error():
+    found = Checked("array", "late", ranks=3)
+    assert found.status == 1
+    assert found.cause == "the script failed on rank 1: RuntimeError: a late mistake"
+    assert "the script failed on 3 ranks:" in found.output
+
+
+@pytest.mark.long
+def test_check_of_a_script_that_exits_compares_the_steps_before():
+    Checked("array", "exits").assert_equal(1)
 
 
 def test_check_of_a_missing_script_names_it():

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.oracle.compare import rows
 from mpidist.oracle.diagnose import RULES, likely
-from tests.support.oracle_runs import COUNT, SIZE, Piped, Training
+from tests.support.oracle_runs import COUNT, SIZE, Copied, Piped, Training
 
 FAULTS = {}
 EVERY = list(range(SIZE))
@@ -88,6 +88,17 @@ def absent(training):
     training.absent = (1,)
 
 
+@fault("batch", "samples", [1], "the script failed on rank 1: ValueError: 3")
+def failed(training):
+    training.absent, training.facts = (1,), {"failed": "ValueError: 3"}
+
+
+@fault("batch", "samples", [1], "rank 1 made the optimizer's step 1 without samples")
+def stepped_twice(training):
+    training.ranks[1]["samples"] = training.ranks[1]["samples"][:0]
+    training.ranks[1]["outputs"] = {}
+
+
 @fault("forward", "body", EVERY, "BatchNorm1d", "each rank's own samples")
 def batch_statistics(training):
     training.traits["body"] = "BatchNorm1d", "batch statistics"
@@ -122,6 +133,11 @@ def loss_times_ranks(training):
 @fault("forward", "loss", EVERY, "contrastive")
 def global_loss(training):
     training.whole["loss"] = training.whole["loss"] * 1.3
+
+
+@fault("forward", "loss", EVERY, "the loss of rank 2 is not", "other samples", kind=Copied)
+def loss_of_other_targets(training):
+    training.ranks[2]["loss"] += 1
 
 
 @fault("gradients", "body.weight", EVERY, "sum over samples", "train.py:7")

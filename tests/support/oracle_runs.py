@@ -105,7 +105,7 @@ class Training:
             return (x * (1 + noise * random)).astype(x.dtype) if noise else np.asarray(x)
 
         step = Step(1, stepped=True, sites={"backward": "train.py:7", "step": "train.py:8"})
-        ids = row_ids([data["samples"]])
+        ids = row_ids([data["samples"]]) if len(data["samples"]) else np.empty(0, np.uint64)
         step.ids.append(ids)
         step.random = rank in self.random_ranks and len(ids) == COUNT
         for name, rows in data["outputs"].items():
@@ -142,6 +142,25 @@ class Training:
             {0: Log(0, self._steps(self.whole, first, 0, owners, noise))} for noise in (0, 0, 1e-7)
         ]
         return Runs(ranks, *runs, copies=False)
+
+
+class Copied(Training):
+    """A reference of one process for each rank, that has its batch and all ranks' gradients."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.alone = copy.deepcopy(self.ranks)
+
+    def runs(self):
+        """Return the runs of a check of this training."""
+        runs = []
+        for noise in (0, 0, 1e-7):
+            steps = (
+                self._step(data, rank, np.full(COUNT, rank), noise)
+                for rank, data in enumerate(self.alone)
+            )
+            runs.append({rank: Log(rank, [step]) for rank, step in enumerate(steps)})
+        return Runs(super().runs().ranks, *runs, copies=True)
 
 
 STAGES = (("body", "body.weight", "body.bias", "running_mean"), ("head", "head.weight"))
