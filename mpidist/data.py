@@ -232,10 +232,15 @@ def shard(
         )
     whole("seed", seed, 0, f"rank {comm.rank}: ")
     whole("microbatches", microbatches, 0, f"rank {comm.rank}: ")
-    if microbatches and (microbatches % comm.size or uneven == "keep"):
+    if microbatches % comm.size:
         raise InvalidArgument(
-            f"rank {comm.rank}: microbatches={microbatches} with uneven={uneven!r} on {comm.size} "
-            "ranks: expected a multiple of the ranks, and 'repeat' or 'drop'"
+            f"rank {comm.rank}: microbatches={microbatches} on {comm.size} ranks: expected a "
+            "multiple of the ranks"
+        )
+    if microbatches and uneven == "keep":
+        raise InvalidArgument(
+            f"rank {comm.rank}: microbatches={microbatches} with uneven='keep': expected 'repeat' "
+            "or 'drop'"
         )
     loaders = adapter(library(data), "loader")
     loader = loaders and loaders.shard_loader(data, comm, shuffle, seed, uneven, microbatches)

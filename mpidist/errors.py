@@ -91,7 +91,7 @@ class UnknownName(InvalidArgument):
         known: Iterable[str],
         elsewhere: Mapping[str, str] = MappingProxyType({}),
     ):
-        known, same = sorted(known), elsewhere.get(str(name).lower())
+        known, same = sorted({*known}), elsewhere.get(str(name).lower())
         import difflib  # takes 5 ms, for an error alone
 
         near = [same] if same else difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)

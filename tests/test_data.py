@@ -78,13 +78,13 @@ def test_microbatches_are_the_same_on_any_number_of_ranks(count, total, shuffle,
 
 
 def test_microbatches_that_cannot_be_dealt_out():
-    for data, options in (
-        (range(10), {"microbatches": 3}),
-        (range(10), {"microbatches": 4, "uneven": "keep"}),
-        ((x for x in range(4)), {"microbatches": 4}),
-        (range(10), {"microbatches": -1}),
+    for data, options, words in (
+        (range(10), {"microbatches": 3}, "3 on 2 ranks: expected a multiple of the ranks$"),
+        (range(10), {"microbatches": 4, "uneven": "keep"}, "uneven='keep': expected 'repeat' or"),
+        ((x for x in range(4)), {"microbatches": 4}, ""),
+        (range(10), {"microbatches": -1}, "-1"),
     ):
-        with pytest.raises(InvalidArgument, match="microbatches="):
+        with pytest.raises(InvalidArgument, match=f"microbatches=.*{words}"):
             shard(data, Rank(0, 2), **options)
 
 

@@ -168,7 +168,11 @@ def prepare(
 def check_partial(collective: str, op: Op, place: Caller) -> None:
     """Raise InvalidArgument for an operation that needs the data of all ranks, if some combine."""
     if op.grouping != ANY:
-        able = [name for name, known in COLLECTIVES.items() if known.reduces and known.averages]
+        able = [
+            name
+            for name, known in COLLECTIVES.items()
+            if known.reduces and known.averages and not known.idempotent
+        ]
         raise place.wrong(
             f"op={op.label}: {collective} combines the contributions of some ranks only; expected "
             f"{', '.join(able)}"

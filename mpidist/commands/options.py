@@ -322,7 +322,7 @@ def check_algorithm(name: str, collectives: Iterable[str], known: Iterable[str])
     for found in errors:
         if not isinstance(found, UnknownName):  # such as a wrong arity
             raise found
-    raise UnknownName("algorithm", name, dict.fromkeys(known))
+    raise UnknownName("algorithm", name, known)
 
 
 def named_algorithm(collective: str, name: str) -> Choice:

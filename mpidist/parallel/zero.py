@@ -128,9 +128,8 @@ class ZeroOptimizer(NotCopyable):
                 "ones can be divided among the ranks: expected an embedding with sparse=False"
             )
         if self._reducer.hook is not None:
-            raise Unsupported(
-                f"rank {rank}: ZeroOptimizer: the model has a communication hook: expected none"
-            )
+            what = "a communication hook" if self._reducer.microbatches is None else "reproducible="
+            raise Unsupported(f"rank {rank}: ZeroOptimizer: the model has {what}: expected none")
         inner = optimizer.func if isinstance(optimizer, partial) else optimizer
         if not elementwise and not model.framework.is_elementwise(inner):
             raise Unsupported(

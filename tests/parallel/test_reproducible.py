@@ -451,7 +451,7 @@ def test_bad_input(comm):
         pass
     with pytest.raises(InvalidArgument, match=r"join\(\) with reproducible="), model.join():
         pass
-    with pytest.raises(Unsupported, match="has a communication hook"):
+    with pytest.raises(Unsupported, match="the model has reproducible=: expected none"):
         ZeroOptimizer(KITS[0].values[0].optimizers()["sgd"][0], model, learning_rate=0.1)
 
 
