@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --verify: write the figures as JSON.",
 )
+@click.option(
+    "--export", hidden=True, expose_value=False, callback=lambda *given: _export(given[-1])
+)
 @load_option
 def tune_command(
     collectives: tuple[str, ...],
@@ -119,6 +122,15 @@ def tune_command(
             raise refusal("tune", machine, f"{output} is not written")
         return _tune(comm, settings, output, machine, force)
     return _verify(comm, settings, str(table), machine, json_file)
+
+
+def _export(tool: str | None) -> None:
+    """Name the command for tables of other tools, which starts its jobs itself."""
+    if tool is not None:
+        raise click.UsageError(
+            f"--export {tool}: `mpidist export` measures and writes what other tools choose by: "
+            "`mpidist export openmpi --ranks 4 -o rules.txt`, or mpich, han, nccl"
+        )
 
 
 def refusal(command: str, machine: Watch, outcome: str) -> InvalidArgument:

@@ -653,12 +653,17 @@ def test_launched_rank():
         ("tune -o a.json --budget 1d", "--budget … invalid duration '1d' … such as 60s"),
         ("tune -o a.json --budget 0", "--budget … invalid duration '0' … positive"),
         ("tune -o /no/such/folder/x.json", "-o … /no/such/folder/x.json"),
+        ("tune --export openmpi", "--export openmpi … mpidist export openmpi"),
         ("tune --verify /no/such/file.json", "/no/such/file.json: No such file"),
         ("explain allreduce --memory share", "'share' is not one of"),
         ("export goal allreduce ring --bytes 8", "Missing option … --ranks"),
         (
             "export goal allreduce nativ --ranks 2 --bytes 8",
             "ALGORITHM … 'nativ' … known: binomial",
+        ),
+        (
+            "export goal barrier dissemination --ranks 2 --bytes 8",
+            "--bytes 8: barrier has no data: expected 0",
         ),
         ("export gaol", "gaol"),
         (
@@ -686,6 +691,7 @@ def test_launched_rank():
         ("run -n 2 --fast x.py", "--fast: not an option of mpidist run"),
         ("run -n 2", "PROGRAM"),
         ("run x.py", "x.py: no such script"),
+        ("prove x.csv", "'x.csv'; known: allgather, allreduce, alltoall, barrier, binomial, broad"),
         ("prove --pipeline 1f1b allreduce", "COLLECTIVE … only for algorithms"),
         ("lisd", "unknown command 'lisd'; did you mean 'list'"),
         ("list --jsno", "No such option"),

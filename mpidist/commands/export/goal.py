@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ...measure import counted
+from ...schedule.contract import COLLECTIVES
 from ..console import examples
 from ..options import (
     Count,
@@ -69,6 +70,8 @@ def goal_command(
     from ...interchange.goal import export_goal
 
     choice = named_algorithm(collective, algorithm)
+    if COLLECTIVES[collective].idempotent and nbytes:
+        raise click.UsageError(f"--bytes {nbytes}: {collective} has no data: expected 0")
     text = export_goal(
         collective,
         choice,
