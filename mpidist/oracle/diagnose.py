@@ -428,7 +428,11 @@ def added_microbatches(evidence: Evidence) -> str | None:
     many, found = evidence.runs.microbatches, evidence.first
     if many < 2 or not (_is_loss(evidence) or evidence.row.phase == "gradients"):
         return None
-    c = evidence.factor(found)
+    c, times, of = evidence.factor(found), "M times", ""
+    count = evidence.replicas
+    if c and count > 1 and _is_loss(evidence) and abs(c / many / count - 1) < 0.01:
+        # A declared sum is divided by the samples of a replica's batch.
+        c, times, of = many, "M × N times", f" and N = {count} replicas"
     if c is None or min(abs(c / many - 1), abs(c * many - 1)) > 0.01:
         return None
     if not _is_loss(evidence) and _power(c, evidence.replicas):
@@ -441,7 +445,7 @@ def added_microbatches(evidence: Evidence) -> str | None:
             "microbatches, which step() does, too"
         )
     return (
-        f"{what} is M times the reference's, for M = {many} microbatches"
+        f"{what} is {times} the reference's, for M = {many} microbatches{of}"
         f"{evidence.site('backward')}: those of the microbatches are added, not averaged; the loss "
         "function returns their mean, and declares a sum (reduction)"
     )

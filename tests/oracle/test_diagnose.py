@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpidist.oracle.compare import rows
-from mpidist.oracle.diagnose import RULES, likely
+from mpidist.oracle.diagnose import RULES, Evidence, likely
 from tests.support.oracle_runs import COUNT, SIZE, Copied, Piped, Training
 
 FAULTS = {}
@@ -347,6 +347,17 @@ def test_planted_fault_is_named_with_tensor_ranks_and_cause(planted):
     assert first.differences[0].ranks == ranks
     for word in words:
         assert word in cause
+
+
+def test_loss_of_added_microbatches_is_named_on_replicas(monkeypatch):
+    monkeypatch.setattr(Evidence, "replicas", 2)
+    training = Piped()
+    for data in training.ranks:
+        data["loss"] = data["loss"] * 4 * 2
+    runs = training.runs()
+    first = next(row for row in rows(runs) if row.differences)
+    cause = "the loss is M × N times the reference's, for M = 4 microbatches and N = 2 replicas"
+    assert likely(runs, first).startswith(cause)
 
 
 def test_every_rule_is_the_first_to_name_a_fault():

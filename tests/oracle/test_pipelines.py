@@ -227,6 +227,13 @@ def test_planted_fault_is_named(fault):
     Checked("pipeline", fault, steps=3).assert_differs(*FAULTS[fault])
 
 
+@takes_minutes
+@needs_torch
+def test_sum_of_microbatches_is_named_in_a_grid():
+    found = Checked("pipeline", "summed", "pipe=2", ranks=4)
+    found.assert_differs("forward", "loss", "all ranks", "M × N times", "M = 4")
+
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 CLEAN = [
     *(
