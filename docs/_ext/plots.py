@@ -413,17 +413,12 @@ def draw_pipelines(plt: Any, colours: dict[str, str]) -> Any:
     return figure
 
 
-# Of the candidates of predict.csv that run no schedule of messages.
-_KINDS = dict.fromkeys(("staged", "single_copy", "symmetric"), "shared memory")
-_KINDS["native"] = "native"
-
-
 def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
     """Draw every predicted time against the measured one, a panel for each MPI."""
     with (DOCS / "benchmarks_data" / "predict.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = [*dict.fromkeys(row["MPI"] for row in rows)]
-    kinds = [*dict.fromkeys(_KINDS.get(row["candidate"], "messages") for row in rows)]
+    kinds = [*dict.fromkeys(row["kind"] for row in rows)]
     figure, panels = panels_of(plt, colours, len(names), (9.2, 4.4), sharex=True)
     for axes, name in zip(panels, names):
         for kind, (colour, mark) in zip(kinds, LOOKS):
@@ -431,7 +426,7 @@ def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
                 [
                     number(row[column])
                     for row in rows
-                    if row["MPI"] == name and _KINDS.get(row["candidate"], "messages") == kind
+                    if row["MPI"] == name and row["kind"] == kind
                     for column in row
                     if column.endswith(what)
                 ]
@@ -446,7 +441,7 @@ def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
         axes.set_title(name)
         axes.set_xlabel("measured µs")
     panels[0].set_ylabel("predicted µs")
-    legend(figure, panels[0], colours, 3)
+    legend(figure, panels[0], colours, 4)
     return figure
 
 
