@@ -35,6 +35,16 @@ class Kept:
     per_rank: bool
     made_inside: bool = False  # of `keep`: made anew in each generation
     buffers: list[Any] = field(default_factory=list)  # of a model, as they were at the last commit
+    # Looked up once: each commit asks, and a module is slow to say that it lacks an attribute.
+    divided: bool = field(init=False)  # each rank has a part, and any number can load the parts
+    is_model: bool = field(init=False)  # has forwards
+    has_rates: bool = field(init=False)  # is an optimizer
+
+    def __post_init__(self) -> None:
+        value = self.value
+        self.divided = getattr(value, "takes_slices", False) or hasattr(value, "by_stage")
+        self.is_model = self.kind is MODEL and callable(getattr(value, "parameters", None))
+        self.has_rates = hasattr(value, "param_groups") or hasattr(value, "learning_rate")
 
     @classmethod
     def of(cls, name: str, value: Any, per_rank: bool) -> Kept:
@@ -70,11 +80,6 @@ class Kept:
             except Exception as error:
                 raise InvalidArgument(f"{name}: its state cannot be kept: {error}") from error
         return kept
-
-    @property
-    def divided(self) -> bool:
-        """Whether each rank has a part of the state, and any number of ranks can load the parts."""
-        return getattr(self.value, "takes_slices", False) or hasattr(self.value, "by_stage")
 
     @property
     def needs_copy(self) -> bool:
@@ -114,6 +119,8 @@ class Kept:
 
     def _groups(self) -> Sequence[dict[str, Any]]:
         """Return what an optimizer has its rates in, by group of parameters."""
+        if not self.has_rates:
+            return ()
         groups = getattr(self.value, "param_groups", ())
         if not groups and hasattr(self.value, "learning_rate"):
             return [vars(self.value)]  # of mpidist.nn: attributes, and no part of the state
@@ -140,11 +147,6 @@ class Kept:
                 p.grad = None
 
     # -- buffers of models, in which a forward may count -------------------------------------------
-
-    @property
-    def is_model(self) -> bool:
-        """Whether it has forwards."""
-        return self.kind is MODEL and callable(getattr(self.value, "parameters", None))
 
     def read_buffers(self) -> list[Any]:
         """Return the buffers; [] of other objects."""

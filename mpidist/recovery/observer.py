@@ -36,7 +36,7 @@ class Observer:
         self.sending = sending
         self._kept, self._resumed, self._committed = kept, resumed, False
         self._ddps: list[ref[DDP]] = []
-        self._marks: list[Any] = []  # of their buckets, when `_sent` was taken
+        self._marks: list[tuple[Any, bool, int]] = []  # of their buckets, when `_sent` was taken
         self._sent: Sending = []
         self._alike: set[int] = set()  # models whose buffers are the same on all ranks
         self._removes: list[Callable[[], object]] = []
@@ -59,8 +59,10 @@ class Observer:
 
     def unused_gradients(self) -> bool:
         """Return whether DDPs have added up gradients that no step of an optimizer has used."""
+        if self.stepped:
+            return False
         adding = (d for d in self.alive() if d.reducer.phase is Phase.BACKWARD)
-        return not self.stepped and any(d.reducer.not_averaged() for d in adding)
+        return any(d.reducer.not_averaged() for d in adding)
 
     def now_sending(self) -> Sending:
         """Return how each DDP that has made a step sends; anew where its buckets have changed."""
@@ -68,8 +70,12 @@ class Observer:
             ddp = reference()
             if ddp is None:
                 continue
-            mark = ddp.buckets, ddp.reducer.observed, len(ddp.buffer_sync.algorithms)
-            if ddp.reducer.clock.steps and mark != self._marks[i]:
+            reducer, (before, observed, _) = ddp.reducer, self._marks[i]
+            buckets = reducer.grouping.buckets
+            # Observed once is observed for good, but with other buckets.
+            observed = (observed and buckets is before) or reducer.observed
+            mark = buckets, observed, len(ddp.buffer_sync.algorithms)
+            if mark != self._marks[i] and reducer.clock.steps:
                 self._marks[i], self._sent[i] = mark, ddp.sending()
         return list(self._sent)
 
@@ -81,7 +87,8 @@ class Observer:
         """Begin to observe the next step; `sending` is how the DDPs send at this commit."""
         self.called = self.stepped = self.forwarded = False
         self.sending, self._committed = sending, True
-        self._expect_forwards()
+        if self._untold:
+            self._expect_forwards()
 
     def alive(self) -> list[DDP]:
         """Return the DDPs that are still in use."""
@@ -105,7 +112,7 @@ class Observer:
         self._ddps.append(ref(ddp))
         if all(k.value is not ddp.module for k in self._kept.values()):
             self._watch_model(ddp.module)  # a part of one: its forward is not the whole's
-        self._marks.append(None)
+        self._marks.append((None, False, 0))
         self._sent.append(sending)
         if ddp.buffer_sync.how != "keep":
             self._alike.add(id(ddp.module))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ from .vault import Reader, Vault
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
 _STATE = 78  # tag of the message with the state for a rank that takes a place
+_PLAIN = {bool, int, float, str, bytes, type(None)}
+Small = bytes | tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""States, values and rates of a commit, pickled unless they are plain."""
 
 
 @dataclass
@@ -133,6 +136,7 @@ class State:
             )
         for name, value in objects.items():
             self._kept[name] = self._checked(Kept.of(name, value, name in names))
+        self._sort()
         self.step, self.generation = 0, 0
         self.lost: Mapping[int, str] = {}
         self.values: dict[str, Any] = {}
@@ -148,7 +152,7 @@ class State:
         # with the parts of some ranks, and a state as it goes along.
         self._carried: dict[str, tuple[str, Any]] = {}
         self._parts: dict[str, dict[int, Any]] = {}
-        self._small = b""  # at the last commit
+        self._small: Small = b""  # at the last commit
         self._options: dict[str, Any] = {}  # of optimizers, at the last commit before a loss
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
@@ -166,12 +170,24 @@ class State:
             )
         return kept
 
+    def _sort(self) -> None:
+        """Know which objects are looked at in each commit; to be called when they have changed.
+
+        What a commit touches was last touched a step ago, and comes from memory: the fewer objects
+        and functions, the better.
+        """
+        kinds = GENERATOR, MODEL, SMALL
+        self._kinds = {kind: [k for k in self._kept.values() if k.kind is kind] for kind in kinds}
+        self._rated = [k for k in self._kinds[MODEL] if k.has_rates]
+        needs = any(kept.needs_copy for kept in self._kept.values())
+        self._copies = bool(self._asked) or self._folder is not None or needs
+
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
-        asked = bool(self._asked) or self._folder is not None
-        needs = any(kept.needs_copy for kept in self._kept.values())
-        return asked or needs or any(of == OWN for of, _ in self._carried.values())
+        if not self._carried:
+            return self._copies
+        return self._copies or any(of == OWN for of, _ in self._carried.values())
 
     # -- inside of the function -------------------------------------------------------------------
 
@@ -199,6 +215,7 @@ class State:
         copied = self.copies
         kept = self._kept[name] = self._checked(Kept.of(name, made, per_rank))
         kept.made_inside = True
+        self._sort()
         if name in self._held:
             kept.load(self._held.pop(name))
             self._carried.pop(name, None)
@@ -239,7 +256,7 @@ class State:
             the communicator, so that nobody could know its state if this rank were lost; or between
             two backward passes of a step, whose gradients would be lost.
         """
-        comm, seen = self._inside("commit"), self._seen
+        comm, seen = self._comm or self._inside("commit"), self._seen
         assert seen is not None
         if seen.unused_gradients():
             raise InvalidArgument(
@@ -288,14 +305,19 @@ class State:
 
     # -- what is kept at a commit, and before the calls of a step ---------------------------------
 
-    def _of_kind(self, *kinds: str) -> list[Kept]:
-        return [kept for kept in self._kept.values() if kept.kind in kinds]
-
-    def _take_small(self, values: Mapping[str, Any]) -> bytes:
-        """Return, as bytes, what all ranks have alike and changes before a commit: positions."""
-        states = {k.name: k.state() for k in self._of_kind(SMALL) if not k.per_rank}
-        options = {k.name: k.options() for k in self._of_kind(MODEL)}
-        return pickle.dumps(({**states, **self._waiting(SMALL)}, dict(values), options), 5)
+    def _take_small(self, values: Mapping[str, Any]) -> Small:
+        """Return what all ranks have alike and changes before a commit: positions."""
+        found = {}
+        if self._kinds[SMALL] or self._carried:
+            found = {k.name: k.state() for k in self._kinds[SMALL] if not k.per_rank}
+            found |= self._waiting(SMALL)
+        small = found, dict(values), {k.name: k.options() for k in self._rated}
+        # Only a loss or a copy needs the bytes, which take longer than all else of a commit.
+        plain = not found and _is_plain(values.values())
+        for rates in small[2].values():
+            for group in rates:
+                plain = plain and _is_plain(group.values())
+        return small if plain else pickle.dumps(small, 5)
 
     def _waiting(self, kind: str) -> dict[str, Any]:
         """Return the states that no object has: after a loss, until it is made anew."""
@@ -303,7 +325,9 @@ class State:
 
     def _own_state(self) -> bytes:
         """Return, as bytes, what this rank alone has: the states of random number generators."""
-        found = {k.name: k.state() for k in self._of_kind(GENERATOR)}
+        if not self._kinds[GENERATOR] and not self._carried:
+            return b""
+        found = {k.name: k.state() for k in self._kinds[GENERATOR]}
         found |= self._waiting(GENERATOR)
         return pickle.dumps(found, 5) if found else b""
 
@@ -334,7 +358,7 @@ class State:
             self._vault.write(self.step + 1, [written])
 
     def _write_copy(
-        self, vault: Vault, step: int, small: bytes, sending: Sending, generators: bytes
+        self, vault: Vault, step: int, small: Small, sending: Sending, generators: bytes
     ) -> None:
         """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
@@ -344,8 +368,8 @@ class State:
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
         parts |= self._waiting(OWN)
-        buffers, measured = buffers_of(self._of_kind(MODEL)), self._measured(comm)
-        head = Copy(generators, buffers, small, parts, sending, measured, {})
+        buffers, measured = buffers_of(self._kinds[MODEL]), self._measured(comm)
+        head = Copy(generators, buffers, _pickled(small), parts, sending, measured, {})
         # For the next start the ranks of each node have all shares, as other nodes may be lost.
         sharers = range(comm.size) if self._folder is None else _here(comm)
         share = sharers.index(comm.rank)
@@ -363,7 +387,7 @@ class State:
 
     def _shared(self) -> dict[str, Packed]:
         """Return the states of models and arrays that all ranks have alike."""
-        alike = (k for k in self._of_kind(MODEL) if not k.per_rank and not k.divided)
+        alike = (k for k in self._kinds[MODEL] if not k.per_rank and not k.divided)
         return {k.name: packed(k.state(), k.name) for k in alike} | self._waiting(MODEL)
 
     # -- the begin of a generation ----------------------------------------------------------------
@@ -388,9 +412,10 @@ class State:
             newest = self._restart(comm, self._folder)
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
+        self._sort()
         self._begun = self.step
         if first or not self._modes:
-            modules = (getattr(k.value, "modules", list) for k in self._of_kind(MODEL))
+            modules = (getattr(k.value, "modules", list) for k in self._kinds[MODEL])
             self._modes = [
                 (m, m.training) for of in modules for m in of() if hasattr(m, "training")
             ]
@@ -583,7 +608,7 @@ class State:
             )
         needs = [r for r in range(comm.size) if r not in (clean or there)]
         if comm.rank not in needs and self._seen is not None and self._seen.forwarded:
-            for kept in self._of_kind(MODEL):
+            for kept in self._kinds[MODEL]:
                 kept.set_buffers(kept.buffers)
         # Each rank's own state: that of the rank whose place it has, from whoever can read it.
         new = [r for r in range(comm.size) if newest not in told[r].ranks]
@@ -600,10 +625,10 @@ class State:
             shared = self._shared()
             about = (
                 lengths_of(shared),
-                self._small or self._take_small(self.values),
+                _pickled(self._small or self._take_small(self.values)),
                 self._sending,
                 {k.name for k in self._kept.values() if k.made_inside} | set(self._carried),
-                buffers_of(self._of_kind(MODEL)),  # those, too, that state_dict() leaves out
+                buffers_of(self._kinds[MODEL]),  # those, too, that state_dict() leaves out
             )
         answers = layers.everyone(comm, (given, about))
         received = {q: data for held, _ in answers for q, data in held.items()}
@@ -633,7 +658,7 @@ class State:
             record = received[comm.rank]
         elif known is not None and step in known.readers[known.rank].steps():
             record = known.readers[known.rank].read(step)
-        elif self._same and self._of_kind(GENERATOR):
+        elif self._same and self._kinds[GENERATOR]:
             raise CommunicationError(
                 f"rank {comm.rank}: md.elastic: the state at step {step} that rank {comm.rank} "
                 "alone had is lost with its node, or it was more than a step behind"
@@ -696,6 +721,18 @@ class State:
         if self._vault is not None:
             self._vault.close()
             self._vault = None
+
+
+def _is_plain(values: Collection[Any]) -> bool:
+    """Return whether these values can be pickled, and nobody can change them until then."""
+    for value in values:
+        if type(value) not in _PLAIN and not (type(value) is tuple and _is_plain(value)):
+            return False
+    return True
+
+
+def _pickled(small: Small) -> bytes:
+    return small if isinstance(small, bytes) else pickle.dumps(small, 5)
 
 
 def _here(comm: Communicator) -> Sequence[int]:

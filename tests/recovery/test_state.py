@@ -1,5 +1,6 @@
 """States: what is kept at a commit, refused before it, and restored on other ranks."""
 
+import pickle
 import random
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -100,6 +101,58 @@ def test_values_that_cannot_be_kept_are_named():
         state.end()
 
     md.run_simulated(2, program)
+
+
+class Rated:
+    """An optimizer with a rate, which counts how often it is asked for what it has not."""
+
+    def __init__(self, **group):
+        self.param_groups, self.asked = [{"params": [], **group}], 0
+
+    def __getattr__(self, name):
+        self.asked += 1
+        raise AttributeError(name)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_commit_asks_for_no_attribute_that_an_object_lacks_and_pickles_nothing_plain(monkeypatch):
+    def program(comm):
+        optimizer = Rated(lr=0.1, betas=(0.9, 0.99))
+        state = md.State(optimizer=optimizer)
+        state.begin(comm, {})
+        comm.allreduce(1)
+        optimizer.asked = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(pickle, "dumps", None)
+            state.commit(epoch=3, name="a")
+        assert not optimizer.asked and state.step == 1
+        state.end()
+
+    md.run_simulated(1, program)
+
+
+@pytest.mark.parametrize("within", [lambda x: [x], lambda x: (1, ([x],))])
+def test_what_changes_in_a_value_or_a_rate_behind_commit_is_not_kept(within):
+    def program(comm):
+        inner = [1]
+        optimizer = Rated(betas=(0.9, within(inner)))
+        state = md.State(optimizer=optimizer)
+        state.begin(comm, {})
+        state.commit(total=within(inner))
+        inner.append(2)
+        optimizer.param_groups[0]["betas"] = 0
+        state.leave()
+        state.begin(comm, {})
+        assert state.values == {"total": within([1])}
+        assert optimizer.param_groups[0]["betas"] == (0.9, within([1]))
+        state.end()
+
+    md.run_simulated(1, program)
 
 
 def test_unlike_states_are_named():
