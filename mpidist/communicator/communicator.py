@@ -178,7 +178,7 @@ class Communicator:
     traced : Traced or None
         The running trace that records the calls of this communicator.
     successor : Communicator or None
-        The communicator that :meth:`survivors` has returned.
+        The newest communicator of those that are alive: what the last :meth:`survivors` returned.
     """
 
     def __init__(
@@ -219,6 +219,7 @@ class Communicator:
         self._splits: Counter[tuple[int, ...]] = Counter()  # by all ranks, or by these members
         self.traced: Traced | None = None
         self.successor: Communicator | None = None
+        self._forebears: WeakSet[Communicator] = WeakSet()
         self.before: Callable[[], object] | None = None  # see layers.before_calls
 
     def __repr__(self) -> str:
@@ -1179,7 +1180,10 @@ class Communicator:
         release = leave_all()
         made = self._backend.survivors(self._without_lost, self.timeout)
         release()
-        self.successor = made
+        self._forebears.add(self)
+        made._forebears = self._forebears
+        for one in self._forebears:  # those between the first one and this one are not held by it
+            one.successor = made
         return made
 
     def _without_lost(self, backend: Backend) -> Communicator:

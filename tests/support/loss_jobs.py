@@ -355,7 +355,7 @@ def much_later():
 
 
 def many_losses():
-    """Open files and threads of a rank stay as many, however often ranks are lost."""
+    """Open files, threads and mappings of a rank stay as many, however often ranks are lost."""
     comm = mpidist.init(timeout=DEADLINE)
     counts = []
     while comm.size > 2:
@@ -369,6 +369,8 @@ def many_losses():
         right(comm)
         gc.collect()
         counts.append([len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")])
+        with open("/proc/self/maps") as maps:
+            counts[-1].append(sum("mpidist" in line and ".so" not in line for line in maps))
     assert all(now <= first + 2 for now, first in zip(counts[-1], counts[0])), counts
     say(comm, f"left {comm.size}")
 
