@@ -96,8 +96,9 @@ from .options import OUTPUT, Count, Seconds
     "--hang-kill",
     type=Seconds(positive=True),
     metavar="SECONDS",
-    help="As --roll-call, and then kill a rank for which all others have waited so long: it is "
-    "lost, see --spares, --survive and --max-restarts.  Less than the deadline (MPIDIST_TIMEOUT).",
+    help="In place of --roll-call: after it kill a rank for which all others have waited so long. "
+    "It is lost, see --spares, --survive and --max-restarts.  Less than the deadline "
+    "(MPIDIST_TIMEOUT).",
 )
 @click.option(
     "--survive",

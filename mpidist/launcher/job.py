@@ -86,6 +86,11 @@ class JobOptions:
                 "--no-watch: only without --label, --log-dir, --requeue, --start-timeout, "
                 "--survive, --spares, --max-restarts and --hang-kill"
             )
+        if self.hang_kill is not None and self.roll_call != ROLL_CALL:
+            raise InvalidArgument(
+                f"--hang-kill {self.hang_kill:g}: calls the roll itself, after these seconds: "
+                "expected no --roll-call"
+            )
         if self.outlives and (self.launcher == "srun" or self.mpi is not None):
             raise InvalidArgument(
                 f"{self.outlives}: not with --launcher srun or --mpi: srun ends all ranks when one "

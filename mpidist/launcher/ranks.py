@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -94,9 +95,19 @@ class Seen:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, or as a spare."""
+        """Whether it waits for other ranks."""
         here = self.call.startswith("in ") or self.since.startswith("waiting")
-        return (here or SPARE in self.call) and not self.stopped
+        return here and not self.stopped
+
+
+def hung(seen: Mapping[int, Seen]) -> list[int]:
+    """Return the rank for which all others wait, or the stopped ones; [] if one is not known."""
+    train = {rank: one for rank, one in seen.items() if SPARE not in one.call}
+    busy = [rank for rank, one in train.items() if not one.waits]
+    # A rank whose record could not be read may wait as well.
+    known = all(one.state and (one.stopped or one.since) for one in seen.values())
+    alone = len(busy) == 1 or all(train[rank].stopped for rank in busy)
+    return sorted(busy) if known and alone and len(busy) < len(train) else []
 
 
 @dataclass

@@ -24,7 +24,7 @@ from .mpi import say
 from .notes import explain
 from .processes import end_processes, remove_session_files
 from .rank_process import PR_SET_PDEATHSIG
-from .ranks import LOST, RankState, Report, Reports, Seen
+from .ranks import LOST, RankState, Report, Reports, Seen, hung
 from .signals import TO_LAUNCHER, TO_RANKS, Signals, by_terminal
 
 if TYPE_CHECKING:
@@ -446,11 +446,9 @@ class Supervisor:
             self._kill_hung({r: seen for r, seen in roll.answers.items() if seen})
 
     def _kill_hung(self, seen: Mapping[int, Seen]) -> None:
-        """Kill the ranks for which all others wait; none if a rank has not said where it is."""
-        running = {rank for rank in range(self.ranks) if self._not_ended(rank)}
-        hung = sorted(rank for rank, one in seen.items() if not one.waits)
-        if running == set(seen) and len(hung) < len(running):
-            for rank in hung:
+        """Kill the rank for which all others wait; none if a rank has not said where it is."""
+        if all(rank in seen for rank in range(self.ranks) if self._not_ended(rank)):
+            for rank in hung(seen):
                 say(f"rank {rank}: all others wait for it (--hang-kill): killing it")
                 self.reports.send(SIGKILL, rank)
 

@@ -689,6 +689,7 @@ def test_launched_rank():
         ("run -n 2 no_such_script.py", "no_such_script.py: no such script"),
         ("run -n 2 demo", "demo … did you mean: mpidist demo"),
         ("run -n 2 --fast x.py", "--fast: not an option of mpidist run"),
+        ("run -n 2 --hang-kill 5 --roll-call 3 -- true", "--hang-kill 5: … no --roll-call"),
         ("run -n 2", "PROGRAM"),
         ("run x.py", "x.py: no such script"),
         ("prove x.csv", "'x.csv'; known: allgather, allreduce, alltoall, barrier, binomial, broad"),
