@@ -255,8 +255,8 @@ class TimedMachine(Machine):
     def _begin_messages(self) -> None:
         """Begin every queued message whose ports are free (see `_ports`), and set its arrival.
 
-        It may have begun before its receive was posted: with the seconds after which its rank goes
-        on still to come, at least.
+        A message may have begun before its receive was posted; at least the seconds after which its
+        rank goes on are still to come then.
         """
         left = []
         for entry in self.queue:

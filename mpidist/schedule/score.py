@@ -391,6 +391,8 @@ class _Nodes:
         if (there < 0).any():
             raise Unfit("a node that many others have to do with")
         order = there if back else nodes.astype(there.dtype)
+        if 0 < np.count_nonzero(order == self.same) < self.count:
+            raise Unfit("a message that leaves some nodes only")
         turn = self.orders.setdefault(order.tobytes(), len(self.orders))
         if turn >= self.count:
             raise Unfit("nodes in too many orders")

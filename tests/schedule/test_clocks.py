@@ -161,6 +161,19 @@ def test_a_deadlock_is_unfit():
             together(algorithm, 8, 0, LINKED, groups=nodes(4, 2))
 
 
+def test_nodes_some_of_which_send_to_themselves_do_not_do_alike():
+    """Nodes 0 and 2 send to themselves, 1 and 3 to each other."""
+
+    def mirrored(rank, size):
+        yield from find("allreduce", "recursive_doubling").algorithm.function(rank, size)
+        for _ in range(3):
+            yield Send((1 - rank) % size, 0), Recv((1 - rank) % size, 0, "tmp")
+
+    algorithm = Algorithm("allreduce", "mirrored", mirrored)
+    assert_equal(algorithm, 8, 10_000, nodes(4, 2))
+    assert_equal(algorithm, 16, 10_000, nodes(4, 4))
+
+
 def test_messages_of_another_length_are_unfit():
     def unlike(rank, size):
         yield Send(rank ^ 1, blocks=(0, 1)) if rank % 2 else Reduce(rank ^ 1)
