@@ -480,9 +480,9 @@ def global_loss(evidence: Evidence) -> str | None:
     if not _is_loss(evidence):
         return None
     found, ours = evidence.first, evidence.parts(evidence.first)
-    if evidence.runs.copies:  # each has the same batch as its rank
-        theirs = {rank: evidence.wanted(found, rank) for rank in ours}
-        wrong = [k for k, one in theirs.items() if one and not evidence.close(found, ours[k], one)]
+    theirs = {rank: evidence.wanted(found, rank) for rank in ours}
+    wrong = [k for k, one in theirs.items() if one and not evidence.close(found, ours[k], one)]
+    if evidence.runs.copies and wrong:  # each has the same batch as its rank
         return (
             f"the outputs are equal, the loss of {named(wrong)} is not{evidence.site('backward')}: "
             "the targets are those of other samples, or the loss depends on the rank"

@@ -11,7 +11,6 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from traceback import format_exception_only
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -106,11 +105,19 @@ def run(plan: Plan, folder: Path, rank: int, words: list[str], link: Link | None
         runpy.run_path(words[0], run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
-            # Not what only follows from the end of other ranks, also as PyTorch has it.
-            if not isinstance(error, CommunicationError) and type(error).__name__ != BACKEND_ERROR:
-                taps.writer.facts(failed=format_exception_only(error)[-1].strip())
+            if not _follows(error):
+                line = str(error).strip().partition("\n")[0]
+                taps.writer.facts(failed=f"{type(error).__name__}: {line}")
             raise
     taps.ended()  # by sys.exit(0), too
+
+
+def _follows(error: BaseException) -> bool:
+    """Return whether an error may only follow from the end of another rank."""
+    ended = any(f"Connection {how} by peer" in str(error) for how in ("closed", "reset"))  # gloo's
+    of_mpi = type(error).__module__.startswith("mpi4py.")
+    of_torch = type(error).__name__ == BACKEND_ERROR
+    return ended or of_mpi or of_torch or isinstance(error, CommunicationError)
 
 
 def main() -> None:

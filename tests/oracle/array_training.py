@@ -74,7 +74,7 @@ for _ in range(0 if fault == "nothing" else 3):
             if fault == "zero" and comm.size > 1:
                 net.layers[2].bias.grad[...] = 0
             if fault == "late" and step == 2 and comm.rank == 1:
-                raise RuntimeError("a late mistake")
+                raise RuntimeError("a late mistake\nin two lines")
             if fault != "skipped" or comm.rank != 1 or step != 2:
                 optimizer.step()
         optimizer.zero_grad()
