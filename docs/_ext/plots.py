@@ -417,21 +417,19 @@ def draw_predict(plt: Any, colours: dict[str, str]) -> Any:
     """Draw every predicted time against the measured one, a panel for each MPI."""
     with (DOCS / "benchmarks_data" / "predict.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    names = [*dict.fromkeys(row["MPI"] for row in rows)]
+    of = " 8 B µs"
+    names = [column.removesuffix(of) for column in rows[0] if column.endswith(of)]
     kinds = [*dict.fromkeys(row["kind"] for row in rows)]
     figure, panels = panels_of(plt, colours, len(names), (9.2, 4.4), sharex=True)
     for axes, name in zip(panels, names):
+        columns = [c for c in rows[0] if c.startswith(f"{name} ") and c.endswith(" µs")]
         for kind, (colour, mark) in zip(kinds, LOOKS):
-            measured, predicted = (
-                [
-                    number(row[column])
-                    for row in rows
-                    if row["MPI"] == name and row["kind"] == kind
-                    for column in row
-                    if column.endswith(what)
-                ]
-                for what in ("measured µs", "predicted µs")
-            )
+            measured, predicted = [], []
+            for row in rows:
+                for column in columns if row["kind"] == kind else ():
+                    error = number(row[column.replace("µs", "error %")])
+                    measured.append(number(row[column]))
+                    predicted.append(measured[-1] * (1 + error / 100))
             axes.plot(measured, predicted, mark, color=colour, alpha=0.6, label=kind)
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -178,7 +178,7 @@ class Communicator:
     traced : Traced or None
         The running trace that records the calls of this communicator.
     successor : Communicator or None
-        The newest communicator of those that are alive: what the last :meth:`survivors` returned.
+        The newest communicator of the ranks that are alive, which :meth:`survivors` returned.
     """
 
     def __init__(

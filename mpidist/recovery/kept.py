@@ -35,12 +35,16 @@ class Kept:
     per_rank: bool
     made_inside: bool = False  # of `keep`: made anew in each generation
     buffers: list[Any] = field(default_factory=list)  # of a model, as they were at the last commit
-    # Looked up once: each commit asks, and a module is slow to say that it lacks an attribute.
+    # See `look`: each commit asks, and a module is slow to say that it lacks an attribute.
     divided: bool = field(init=False)  # each rank has a part, and any number can load the parts
     is_model: bool = field(init=False)  # has forwards
     has_rates: bool = field(init=False)  # is an optimizer
 
     def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Find out what the object is: again where training begins, as it may have changed."""
         value = self.value
         self.divided = getattr(value, "takes_slices", False) or hasattr(value, "by_stage")
         self.is_model = self.kind is MODEL and callable(getattr(value, "parameters", None))

@@ -72,7 +72,7 @@ class Observer:
                 continue
             reducer, (before, observed, _) = ddp.reducer, self._marks[i]
             buckets = reducer.grouping.buckets
-            # Observed once is observed for good, but with other buckets.
+            # An observed order stays, unless the buckets have been replaced.
             observed = (observed and buckets is before) or reducer.observed
             mark = buckets, observed, len(ddp.buffer_sync.algorithms)
             if mark != self._marks[i] and reducer.clock.steps:
@@ -87,8 +87,7 @@ class Observer:
         """Begin to observe the next step; `sending` is how the DDPs send at this commit."""
         self.called = self.stepped = self.forwarded = False
         self.sending, self._committed = sending, True
-        if self._untold:
-            self._expect_forwards()
+        self._expect_forwards()
 
     def alive(self) -> list[DDP]:
         """Return the DDPs that are still in use."""

@@ -176,6 +176,8 @@ class State:
         What a commit touches was last touched a step ago, and comes from memory: the fewer objects
         and functions, the better.
         """
+        for kept in self._kept.values():
+            kept.look()
         kinds = GENERATOR, MODEL, SMALL
         self._kinds = {kind: [k for k in self._kept.values() if k.kind is kind] for kind in kinds}
         self._rated = [k for k in self._kinds[MODEL] if k.has_rates]

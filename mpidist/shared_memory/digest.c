@@ -2,7 +2,7 @@
    what they find, and has them in numpy.
 
    Vectors of 16 bytes, which every compiler of vectors has, do here: wider ones are faster only from
-   the cache.  But two halves read at a time are: a processor fetches ahead within a page. */
+   the cache.  Two halves are read at a time, as a processor fetches ahead within a page only. */
 
 #include "compiled.h"
 

@@ -45,7 +45,7 @@ def test_generator_of_pytorch_goes_on_where_it_was():
 
 
 def test_tensor_that_cannot_be_set_is_refused():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
     with pytest.raises(md.InvalidArgument, match="u cannot be restored: .*clone"):
         Kept.of("u", torch.ones(1).expand(3), False)
     assert Kept.of("u", torch.tensor(1.0, requires_grad=True), False).kind == MODEL
