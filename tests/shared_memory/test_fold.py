@@ -49,6 +49,20 @@ def test_a_sum_is_one_action(dtype):
     assert (arrays[0] == np.asarray(3, dtype)).all()
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "exact_mean"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_one_term_is_its_own_result(op, dtype):
+    """No more than a copy, and none in place: 4 MiB took 390 µs in memory that a GPU reads."""
+    x = np.array([1, np.inf, -0.0, np.nan] * 100, dtype)
+    if dtype == "complex64":
+        x[1::4] = complex(np.inf, 0)  # that divided by 1 is no number
+    before, other = x.copy(), np.zeros_like(x)
+    assert fold.fold_in_order(find_op(op), [x], (0,), [x], 1) == []
+    for action in fold.fold_in_order(find_op(op), [x], (0,), [x, other], 1):
+        action()
+    assert x.tobytes() == other.tobytes() == before.tobytes()
+
+
 def of_tree(terms, function):
     """The terms combined as the fixed tree: it splits at the largest power of two below."""
     if len(terms) == 1:
