@@ -20,7 +20,7 @@ from ..selection.rules import ON_DEVICE, Place
 from .assignment import VisibleGpus, shared_gpus
 from .cuda_aware import NO, YES, Awareness, detect, loaded_library
 from .cuda_aware import VARIABLE as AWARE
-from .nccl.backend import why_not_here
+from .nccl.backend import SHARING, shares_here, why_not_here
 from .staged import CHUNK_BYTES
 
 CHUNK = "MPIDIST_GPU_CHUNK_BYTES"
@@ -41,7 +41,7 @@ def this_rank(native: bool) -> RankProperties:
         gpus, number = (gpus, gpus.index(mine)) if mine in gpus else ((mine,), 0)
         seen = VisibleGpus(socket.gethostname(), gpus, number)
     asked = forced_executor(), chunk_bytes()
-    return RankProperties(awareness(native), *asked, no_nccl, seen, side_by_side)
+    return RankProperties(awareness(native), *asked, no_nccl, seen, side_by_side, shares_here())
 
 
 def awareness(native: bool, environ: Mapping[str, str] = os.environ) -> Awareness:
@@ -95,7 +95,7 @@ class RankProperties:
 
     `forced` is the value of ``MPIDIST_GPU``, empty if it is not set; `no_nccl` is why NCCL cannot
     be used on the rank, empty if it can; `seen` are the GPUs visible to it, and the one in use;
-    `side_by_side` is that of its device.
+    `side_by_side` is that of its device; `nccl_shares` is whether NCCL takes ranks on one GPU.
     """
 
     aware: Awareness
@@ -104,6 +104,7 @@ class RankProperties:
     no_nccl: str = "it was not asked for"
     seen: VisibleGpus | None = None
     side_by_side: bool = True
+    nccl_shares: bool = False
 
     @property
     def place(self) -> tuple[str, str] | None:
@@ -205,7 +206,11 @@ def _no_nccl(ranks: Sequence[RankProperties], forced: bool) -> str | None:
             return f"{rank.no_nccl} (rank {number})"
     if len(ranks) == 1 and not forced:
         return "there is one rank only"
-    return shared_gpus([rank.place for rank in ranks])
+    shared = shared_gpus([rank.place for rank in ranks])
+    if shared is None or not all(rank.nccl_shares for rank in ranks):
+        return shared
+    # NCCL calls that an experiment, and it can lock up.
+    return None if forced else f"{shared}, and {SHARING}=1 serves {VARIABLE}={NCCL} only"
 
 
 def _no_ipc(native: bool, nodes: int, ranks: int) -> str | None:

@@ -1,13 +1,17 @@
 """Collectives on a real GPU, by every executor: make test-gpu; skipped where there is none."""
 
+import dataclasses
+import time
+
 import ml_dtypes  # noqa: F401, so that numpy knows bfloat16
 import numpy as np
 import pytest
 
+from mpidist import Communicator
 from mpidist.bench.gpu import forced
 from mpidist.device.find import find_device
 from mpidist.device.recognise import as_device_array
-from mpidist.errors import InvalidArgument, Unsupported
+from mpidist.errors import CommunicationError, InvalidArgument, Unsupported
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import NcclBackend, why_not_here
 from tests.support import collectives as cases
@@ -230,3 +234,32 @@ def test_nccl_by_name(comm):
     backend.wait(0)
     assert (x.get() == cases.total(comm.size)).all()
     backend.close()
+
+
+@pytest.mark.timeout(120)
+def test_nccl_ends_where_a_rank_does_not_come(comm, monkeypatch):
+    """Its kernel waits on the GPU for a rank that makes no call, and is ended at the deadline."""
+    if comm.size == 1:
+        pytest.skip("needs at least 2 ranks")
+    monkeypatch.setenv("MPIDIST_GPU", "nccl")
+    backend = comm.backend.split(0, comm.rank)
+    sub = Communicator(backend, dataclasses.replace(comm.config, timeout=3.0))
+    x = cupy.full(1000, comm.rank + 1.0)
+    try:
+        sub.allreduce(x, out=x)
+    except Unsupported as error:
+        sub.free()
+        pytest.skip(f"this executor cannot be here: {error}")
+    assert (x.get() == cases.total(comm.size)).all()
+    began = time.monotonic()
+    if comm.rank > 0:
+        with pytest.raises(CommunicationError, match="NCCL has not finished allreduce.*deadline"):
+            sub.allreduce(x, out=x)
+            cupy.cuda.runtime.deviceSynchronize()  # which the end of the kernel lets go on
+            while time.monotonic() < began + 20:
+                sub.allreduce(x, out=x)
+    comm.barrier()
+    assert 2 < time.monotonic() - began < 20
+    x[...] = 1  # the GPU goes on
+    assert (comm.allreduce(x).get() == comm.size).all()
+    sub.free()

@@ -6,10 +6,11 @@ Used by the executors in :mod:`.collectives` and :mod:`.schedules`, and directly
 from __future__ import annotations
 
 import atexit
+import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "floa
 DTYPES: dict[str, int] = {**{name: code for code, name in enumerate(NAMES)}, "bfloat16": 9}
 OPS: dict[str, int] = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 MIN_VERSION = 21000  # NCCL 2.10, the first with bfloat16 and with the mean
+SHARING_VERSION = 23003  # NCCL 2.30.3, the first that lets ranks share a GPU, if it is told so
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}
 
 
@@ -74,13 +77,22 @@ def type_of(dtype: np.dtype, op: str | None, rank: int) -> tuple[int, int]:
     )
 
 
-def check_places(places: Sequence[tuple[str, str]], rank: int) -> None:
-    """Raise Unsupported if two ranks use the same GPU; `places` has (host, UUID) by rank."""
+def lets_share(version: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a version of NCCL takes ranks that share a GPU, and was told to."""
+    return version >= SHARING_VERSION and environ.get(SHARING, "") == "1"
+
+
+def check_places(places: Sequence[tuple[str, str]], rank: int, may_share: bool = False) -> None:
+    """Raise Unsupported if two ranks use the same GPU, unless they may.
+
+    `places` has (host, UUID) by rank.
+    """
     shared = shared_gpus(places)
-    if shared is not None:
+    if shared is not None and not may_share:
         raise Unsupported(
             f"rank {rank}: {shared}, and NCCL needs a GPU for each rank: start fewer ranks, give "
-            "each a GPU of its own (CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU unset"
+            "each a GPU of its own (CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU "
+            f"unset; NCCL {version_text(SHARING_VERSION)} and later shares one if {SHARING}=1"
         )
 
 
@@ -98,6 +110,11 @@ def load() -> Any:
     if not nccl.available:
         raise Unsupported("cupy finds no NCCL: pip install nvidia-nccl-cu12")
     return nccl
+
+
+def shares_here() -> bool:
+    """Return whether NCCL can be used in this process by ranks that share a GPU."""
+    return not why_not_here() and lets_share(load().get_version())
 
 
 def why_not_here() -> str:
@@ -134,27 +151,30 @@ class NcclBackend:
 
     `comm` is a Communicator or `Ranks`, which exchanges NCCL's unique id; the default `library` is
     ``cupy.cuda.nccl``.  Raises Unsupported on every rank, before NCCL starts, if a rank has no NCCL
-    or no GPU, if NCCL is too old, or if two ranks use the same GPU; and if NCCL does not start.
+    or no GPU, if NCCL is too old, or if two ranks use the same GPU, which NCCL 2.30.3 allows with
+    ``NCCL_MULTI_RANK_GPU_ENABLE=1``; and if NCCL does not start.
     """
 
     def __init__(self, comm: Any, library: Any = None):
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        place, problem = None, ""
+        place, problem, may_share = None, "", False
         try:
             self.device = find_device(comm.rank)
             self._library = load() if library is None else library
-            too_old = why_too_old(self._library.get_version())
+            version = self._library.get_version()
+            too_old, may_share = why_too_old(version), lets_share(version)
             problem = too_old and f"rank {comm.rank}: {too_old}"
             place = (socket.gethostname(), self.device.identity())
         except Unsupported as error:
             problem = str(error)
-        entries = comm.allgather_object((place, problem))
-        problems = [text for _, text in entries if text]
+        entries = comm.allgather_object((place, problem, may_share))
+        problems = [text for _, text, _ in entries if text]
         if problems:
             raise Unsupported(
                 problem or f"rank {comm.rank}: another rank cannot use NCCL: {problems[0]}"
             )
-        check_places([where for where, _ in entries], comm.rank)
+        may_share = all(may for *_, may in entries)
+        check_places([where for where, *_ in entries], comm.rank, may_share)
         self.device.enter()  # NCCL uses the current device
         mine = self._library.get_unique_id() if comm.rank == 0 else None
         self._nccl = self._start(comm.allgather_object(mine)[0])

@@ -166,6 +166,27 @@ def test_before_it_starts(monkeypatch):
     assert mpidist.run_simulated(2, one_device) == [[], []]
 
 
+@pytest.mark.parametrize(
+    "version, told, shares", [(23003, "1", True), (22907, "1", False), (23003, "0", False)]
+)
+def test_ranks_on_one_gpu(monkeypatch, version, told, shares):
+    """NCCL 2.30.3 takes them, if it is told to on all ranks."""
+    monkeypatch.setattr("tests.support.emulated.EmulatedDevice.identity", lambda self: "GPU-7")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", told)
+
+    def on_rank(comm, other=version):
+        library = Library(comm, other if comm.rank else version)
+        if shares and other == version:
+            NcclBackend(comm, library).close()
+        else:
+            with pytest.raises(Unsupported, match="ranks 0, 1 are all on GPU GPU-7 .*2.30.3"):
+                NcclBackend(comm, library)
+        return len(library.made)
+
+    assert mpidist.run_simulated(2, on_rank) == [shares, shares]
+    assert mpidist.run_simulated(2, lambda comm: on_rank(comm, 22000)) == [0, 0]
+
+
 def test_errors_and_deadlines_abort(monkeypatch):
     def on_rank(comm):
         library = Library(comm)

@@ -14,6 +14,7 @@ from mpidist.gpu.nccl.executor import Nccl
 from mpidist.operations import OPS as PREDEFINED
 from tests.support import collectives as cases
 from tests.support.gpu_kits import OnDevice, compare_replicas, train, train_alone
+from tests.support.nccl import Library
 
 
 @pytest.mark.parametrize("collective", list(cases.CHECKS))
@@ -120,6 +121,11 @@ def test_forced(by_nccl, monkeypatch):
 
     by_nccl(2, refused, "nccl")
     assert by_nccl(2, candidates)[0]["reductions", "staged"][0]
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    monkeypatch.setattr(Library, "get_version", lambda self: 23203)
+    assert by_nccl(2, candidates, "nccl")[1]["reductions", "nccl"][0]
+    taken, why = by_nccl(2, candidates)[0]["reductions", "nccl"]
+    assert not taken and why.endswith("NCCL_MULTI_RANK_GPU_ENABLE=1 serves MPIDIST_GPU=nccl only")
 
 
 def test_gradients_by_nccl(by_nccl):
