@@ -625,7 +625,7 @@ class Communicator:
         out: Any = None,
         algorithm: str = "auto",
         *,
-        counts: Sequence[int] | None = None,
+        counts: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> Any:
         """Send row block d to rank d and get the blocks of all ranks, joined in rank order.
 
@@ -635,7 +635,7 @@ class Communicator:
             Shape (size·n, …): rows d·n … (d+1)·n go to rank d.
         out : ndarray, tensor or buffer, optional
             Memory for the result, of the result's shape; may be `x`.
-        counts : sequence of int, optional
+        counts : sequence of int, or of sequences of int, optional
             Rows that this rank sends to each rank, where they differ; or, to save a small
             exchange, the whole size x size table with ``counts[r][d]`` the rows from r to d.
         algorithm : str

@@ -43,8 +43,11 @@ class Copy(Own):
 
 def write_copy(
     vault: Vault, step: int, head: Copy, shared: Mapping[str, Packed], share: int, shares: int
-) -> None:
-    """Write the record of a step with one of `shares` shares of the arrays in `shared`."""
+) -> list[bytes | memoryview]:
+    """Write the record of a step with one of `shares` shares of the arrays in `shared`.
+
+    Return the bytes of the head.
+    """
     head.lengths = lengths_of(shared)
     arrays = arrays_of(shared)
     total = sum(map(len, arrays))
@@ -54,7 +57,9 @@ def write_copy(
         found.append(array[max(first - at, 0) : max(last - at, 0)])
         at += len(array)
     about = {"share": share, "shares": shares, "alone": len(head.parts)}
-    vault.write(step, to_parts(head), [part for part in found if len(part)], **about)
+    parts = to_parts(head)
+    vault.write(step, parts, [part for part in found if len(part)], **about)
+    return parts
 
 
 def read_copies(
@@ -79,7 +84,8 @@ def read_copies(
     left = steps[step]
 
     def get(rank: int, start: int, stop: int) -> np.ndarray:
-        holders = [r for r, held in enumerate(offers) if step in held.get(rank, ())]
+        # Another node may have the head of a record that is whole here.
+        holders = [r for r, held in enumerate(offers) if held.get(rank, {}).get(step) == left[rank]]
         data = np.empty(stop - start, np.uint8)
         if comm.rank == holders[0] or len(holders) == comm.size:
             data[:] = np.frombuffer(readers[rank].read(step, start, stop), np.uint8)

@@ -17,7 +17,7 @@ from .vault import SLOTS, Reader, Record, Vault
 
 _MARK = "mpidist records: "
 VAULTS, RESTART = "MPIDIST_VAULTS", "MPIDIST_RESTART"
-_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)-of-(\d+)\.mpidist-vault-0")
+_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)-of-(\d+)(?:-by-(\d+))?\.mpidist-vault-0")
 
 
 class Ranks(NamedTuple):
@@ -34,15 +34,16 @@ class Ranks(NamedTuple):
     def __str__(self) -> str:
         return f"start {self.start + 1}, generation {self.generation}"
 
-    def files(self, folder: Path, rank: int) -> list[str]:
-        """Return the paths of a rank's slots."""
+    def files(self, folder: Path, rank: int, by: int | None = None) -> list[str]:
+        """Return the paths of a rank's slots; of those that the rank `by` of another node keeps."""
         name = f"{self.training}.{self.start}.{self.generation}.{rank}-of-{self.size}"
+        name += "" if by is None else f"-by-{by}"
         return [str(folder / f"{name}.mpidist-vault-{slot}") for slot in range(SLOTS)]
 
-    def vault(self, folder: Path, rank: int) -> Vault:
+    def vault(self, folder: Path, rank: int, by: int | None = None) -> Vault:
         """Return a new vault of a rank; what a begin that was left has made is replaced."""
         files, flags = [], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        for name in self.files(folder, rank):
+        for name in self.files(folder, rank, by):
             with suppress(FileNotFoundError):
                 os.unlink(name)
             files.append(os.open(name, flags, 0o600))
@@ -85,15 +86,16 @@ def start() -> int:
 def found(folder: Path, training: int | None = None) -> dict[Ranks, dict[int, Reader]]:
     """Open the vaults in a folder, of one training or of all; by their ranks."""
     groups: dict[Ranks, dict[int, Reader]] = {}
-    for name in sorted(os.listdir(folder)):
+    for name in sorted(os.listdir(folder), key=lambda name: ("-by-" in name, name)):
         match = _NAME.fullmatch(name)
         if match is None:
             continue
-        number, start, generation, rank, size = map(int, match.groups())
-        ranks = Ranks(number, start, generation, size)
-        if training in (None, number) and all(map(os.path.exists, ranks.files(folder, rank))):
-            reader = Reader.open(ranks.files(folder, rank), rank)
-            groups.setdefault(ranks, {})[rank] = reader
+        number, start, generation, rank, size = map(int, match.groups()[:5])
+        ranks, by = Ranks(number, start, generation, size), int(match[6]) if match[6] else None
+        files = ranks.files(folder, rank, by)
+        wanted = training in (None, number) and rank not in groups.get(ranks, ())
+        if wanted and all(map(os.path.exists, files)):
+            groups.setdefault(ranks, {})[rank] = Reader.open(files, rank)
     return groups
 
 
@@ -109,15 +111,22 @@ def complete(steps: Sequence[Steps], size: int) -> dict[int, dict[int, Record]]:
     """Return the records of each step that can be restored, by step and rank.
 
     Each of `steps` is what can be read in one place.  Of such a step each of `size` ranks has left
-    its record, here or there; if there is none, as a node is lost, it is one of which all ranks of
-    another node have, as long as no object is another one on each rank.
+    its record, here or there, or the head of it on another node; if there is none, as too many
+    nodes are lost, it is one of which all ranks of another node have, as long as no object is
+    another one on each rank.
     """
     there: dict[int, dict[int, Record]] = {}
     for each in steps:
         for rank, found in each.items():
             for step, record in found.items():
-                there.setdefault(step, {})[rank] = record
-    whole = {step: records for step, records in there.items() if len(records) == size}
+                known = there.setdefault(step, {})
+                known[rank] = max(record, known.get(rank, record))  # the one with a share
+    whole = {
+        step: records
+        for step, records in there.items()
+        if len(records) == size
+        and (in_shares(records) or any(r.shares == r.alone == 0 for r in records.values()))
+    }
     return whole or {
         step: records
         for step, records in there.items()

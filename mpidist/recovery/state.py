@@ -19,6 +19,7 @@ from ..errors import CommunicationError, InvalidArgument
 from ..parallel.ddp import DDP
 from . import records
 from .copies import Copy, Own, objects_alone, read_copies, write_copy
+from .guests import Guests
 from .kept import GENERATOR, MODEL, OWN, SMALL, Kept, buffers_of
 from .observer import Observer, Sending
 from .pace import Pace
@@ -144,6 +145,7 @@ class State:
         self._last: Membership | None = None
         self._next: Membership | None = None
         self._vault: Vault | None = None
+        self._guests: Guests | None = None  # where there are several nodes, for the next start
         self._ranks: records.Ranks | None = None  # of this generation, where there is a folder
         self._known: tuple[bytes, Any] = b"", None  # what "auto" has measured; the mark of it
         self._valid, self._loaded = True, False  # in full; from another rank
@@ -244,7 +246,8 @@ class State:
         """Mark that this step is complete: after a loss, training continues behind it.
 
         It sends nothing, but where the step had no call of the communicator: then it is a barrier,
-        so that no rank is two steps ahead of another.
+        so that no rank is two steps ahead of another.  Under ``mpidist run --max-restarts`` on
+        several nodes, a copy of what this rank alone has is sent to a rank of the next node.
 
         Parameters
         ----------
@@ -364,18 +367,20 @@ class State:
     ) -> None:
         """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
-        parts = {
+        own = {
             k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
-        parts |= self._waiting(OWN)
+        own |= self._waiting(OWN)
         buffers, measured = buffers_of(self._kinds[MODEL]), self._measured(comm)
-        head = Copy(generators, buffers, _pickled(small), parts, sending, measured, {})
+        head = Copy(generators, buffers, _pickled(small), own, sending, measured, {})
         # For the next start the ranks of each node have all shares, as other nodes may be lost.
         sharers = range(comm.size) if self._folder is None else _here(comm)
         share = sharers.index(comm.rank)
-        write_copy(vault, step, head, self._shared(), share, len(sharers))
+        parts = write_copy(vault, step, head, self._shared(), share, len(sharers))
+        if self._guests is not None:
+            self._guests.exchange(step, parts, len(head.parts))
 
     def _measured(self, comm: Communicator) -> bytes:
         """Return what "auto" has measured, for the next start of the job: for the same bits."""
@@ -430,6 +435,9 @@ class State:
             start = records.start()
             self._ranks = records.Ranks(self.training, start, self.generation, comm.size)
             vault = self._ranks.vault(self._folder, comm.rank)
+            if len(comm.topology.groups) > 1:
+                keep = partial(self._ranks.vault, self._folder, by=comm.rank)
+                self._guests = Guests(comm, keep)
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
         self._seen = Observer(self._kept, self._sending, self.generation > 0)
@@ -723,6 +731,9 @@ class State:
         if self._vault is not None:
             self._vault.close()
             self._vault = None
+        if self._guests is not None:
+            self._guests.close()
+            self._guests = None
 
 
 def _is_plain(values: Collection[Any]) -> bool:

@@ -1,7 +1,9 @@
 """mpidist run --max-restarts on several emulated nodes, of which one is lost."""
 
+import importlib.util
 import re
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -80,15 +82,22 @@ class Job:
         return [f for pid in pids for f in Path(f"/proc/{pid}/root{NODE}").glob(f"{OF_NODES}*")]
 
 
-def lose(cluster, job, reachable=False):
-    """Let the node n2 lose its power and its memory; return a step that all had committed."""
+def lose(cluster, job, reachable=False, forget=False):
+    """Let the node n2 lose its power and its memory; return a step that all had committed.
+
+    If `forget`, the other node loses what it has of n2.
+    """
     job.reaches(20)
     step = job.watched.step() - 1  # of the rank that is furthest
     if not reachable:
         cluster.cut_off("n2")
     cluster.crash("n2", first="rank_process.py")
-    (folder,) = (each for each in job.folders() if int(each.parts[2]) == cluster.pids["n2"])
-    shutil.rmtree(folder)
+    for folder in job.folders():
+        if int(folder.parts[2]) == cluster.pids["n2"]:
+            shutil.rmtree(folder)
+        elif forget:
+            for path in folder.glob("*-by-*"):
+                path.unlink()
     return step
 
 
@@ -110,34 +119,53 @@ def test_lost_node_is_left_out_and_the_others_go_on_from_memory(cluster, tmp_pat
 
 @pytest.mark.long
 @each_mpi
-def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python):
-    """Its memory is empty, and the other node has what all ranks have alike."""
-    job = Job(cluster, tmp_path, python, "nn", ENDLESS, MORE=str(MORE))
+@pytest.mark.parametrize("wrapper", ["nn", "rows", "zero"])
+def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python, wrapper):
+    """Its memory is empty: the other node has what all ranks have alike, and what each had alone.
+
+    So the bits at the end are those of a run without a loss.
+    """
+    if wrapper == "zero" and (python != sys.executable or not importlib.util.find_spec("torch")):
+        pytest.skip("needs PyTorch")
+    (tmp_path / "lost").mkdir()
+    job = Job(cluster, tmp_path / "lost", python, wrapper, ENDLESS, MORE=str(MORE))
     step = lose(cluster, job, reachable=True)
     done = job.wait()
     assert done.status == 0, done.output
     (line,) = (line for line in job.said("start 2 of 4") if "finished" not in line)
     found = int(re.fullmatch(r"start 2 of 4, from step (\d+) in memory", line)[1])
-    assert found >= step
-    assert "random numbers of ranks 2, 3 begin anew, as their node was lost" in done.output
+    assert found >= step and "begin anew" not in done.output
     ends, last = job.watched.done(), found + 1 + MORE
     assert len(ends) == 4 and len(set(ends)) == 1 and f"of 4 ranks at step {last}" in ends[0]
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = Job(cluster, tmp_path / "undisturbed", python, wrapper, last)
+    assert undisturbed.wait().status == 0, undisturbed.output
+    assert undisturbed.watched.done() == ends
 
 
 @pytest.mark.long
 @each_mpi
-def test_object_that_each_rank_had_another_one_of_is_named(cluster, tmp_path, python):
-    """Nothing is restored then: the training begins anew, or from a Checkpoint of its own."""
+@pytest.mark.parametrize("guests", ["there", "lost"])
+def test_objects_of_which_each_rank_had_another_one(cluster, tmp_path, python, guests):
+    """They come from the node that is left.  If they are lost there too, they are named.
+
+    Then the training begins anew, or from a Checkpoint of its own.
+    """
     job = Job(cluster, tmp_path, python, "rows", ENDLESS, MORE=str(MORE))
-    lose(cluster, job)
+    step = lose(cluster, job, forget=guests == "lost")
     done = job.wait()
     assert done.status == 0, done.output
-    assert job.said("left out") == ["node n2 is left out; start 2 of 4 on 2 ranks"]
+    (line,) = job.said("left out")
     why = "of which all ranks have left records: that of rank 2 is gone; each rank had another u"
-    assert len(job.said(why)) == 1, done.output
-    assert {line.partition(" of ")[2] for line in job.watched.done()} == {
-        f"2 ranks at step {1 + MORE}"
-    }
+    found = re.fullmatch(r"node n2 is left out; start 2 of 4 on 2 ranks(.*)", line)[1]
+    if guests == "there":
+        last = int(re.fullmatch(r", from step (\d+) in memory", found)[1])
+        assert last >= step and not job.said(why), done.output
+    else:
+        last = 0
+        assert not found and len(job.said(why)) == 1, done.output
+    ends = {line.partition(" of ")[2] for line in job.watched.done()}
+    assert ends == {f"2 ranks at step {last + 1 + MORE}"}
 
 
 @pytest.mark.long

@@ -1,0 +1,64 @@
+"""Guests: the records of ranks of another node, which is lost with what its ranks alone had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..communicator import layers
+from ..communicator.communicator import Communicator
+from .vault import Vault
+
+
+def host_of(groups: Sequence[Sequence[int]], rank: int) -> int:
+    """Return the rank, of the node behind its own, that keeps a rank's records too.
+
+    `groups` has the ranks of each node.
+    """
+    # Three nodes; the last one has a rank more::
+    #
+    #     node 0        node 1        node 2        node 0
+    #     rank 0 -----> rank 2 -----> rank 4 -----> rank 0
+    #     rank 1 -----> rank 3 -----> rank 5 -----> rank 1
+    #                                 rank 6 -----> rank 0
+    #
+    node = next(n for n, ranks in enumerate(groups) if rank in ranks)
+    behind = groups[(node + 1) % len(groups)]
+    return behind[groups[node].index(rank) % len(behind)]
+
+
+class Guests:
+    """The vaults of ranks of another node in which this rank keeps their records.
+
+    A record there has no share: the ranks of each node have all of what the ranks have alike.
+    ``vault(rank)`` makes that of a rank.
+    """
+
+    def __init__(self, comm: Communicator, vault: Callable[[int], Vault]):
+        groups, self._comm = comm.topology.groups, comm
+        self._hosts = [host_of(groups, rank) for rank in range(comm.size)]
+        here = [rank for rank, host in enumerate(self._hosts) if host == comm.rank]
+        self._vaults: Mapping[int, Vault] = {rank: vault(rank) for rank in here}
+
+    def exchange(self, step: int, parts: Sequence[bytes | memoryview], alone: int) -> None:
+        """Send the head of this rank's record to its host, and keep those of others; collective.
+
+        `alone` is how many objects are another one on each rank.
+        """
+        comm = self._comm
+        mine = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
+        lengths = layers.everyone(comm, mine.size)
+        counts = np.zeros((comm.size, comm.size), np.int64)
+        counts[range(comm.size), self._hosts] = lengths
+        # By messages: a rank that dies in a call of the library itself holds the others.
+        got = comm.alltoall(mine, algorithm="linear", counts=counts.tolist())
+        at = 0
+        for rank, vault in sorted(self._vaults.items()):
+            vault.write(step, [got[at : at + lengths[rank]].data], alone=alone)
+            at += lengths[rank]
+
+    def close(self) -> None:
+        """Close the vaults."""
+        for vault in self._vaults.values():
+            vault.close()
