@@ -260,15 +260,15 @@ def _combined(
 ) -> Iterator[Round]:
     """Yield the rounds that combine piece k of block `rank`: `here` for this rank's result.
 
-    If `there`, or not `here`, others fetch it from the slot.  They have read what was in the slot
-    before, when all have met.
+    If `there`, or not `here`, the others, if there are some, fetch it from the slot.  They have
+    read what was in the slot before, when all have met.
     """
     others, piece = tuple(onward(rank, size)), rank * pieces + k
     target = "out" if here else "tmp"
     yield Copy(tuple(block * pieces + k for block in others), others, target=SLOT)
     yield Meet(range(size))
     yield Fold(inward(rank, size), rank, SLOT, target, to=piece, own="in")
-    if there or not here:
+    if others and (there or not here):
         yield Copy(piece, rank, target, SLOT)
     yield Meet(range(size))
 

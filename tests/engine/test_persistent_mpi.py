@@ -263,7 +263,7 @@ def test_scratch_memory_of_kernels_counts(own):
         own.allreduce(x, "prod", out=x, algorithm="staged")
     (entry,) = (e for e in cache(own).entries.values() if not e.shared)
     piece = min(256 << 10, -(-x.size // own.size) * 4)  # of float32: a slice, cut into pieces
-    assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 2 * piece)
+    assert entry.nbytes >= (2 * 2 * piece if own.size > 1 else 0)  # one term is its own product
 
 
 def test_windows_of_a_large_array(own):

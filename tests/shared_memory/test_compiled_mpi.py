@@ -98,10 +98,10 @@ def test_the_same_bits(comm, by, collective, dtype):
 
 
 def test_in_place_nothing_is_streamed(comm, by):
-    """What is stored to has just been read, and so is in the cache."""
+    """What is stored to has just been read, and so is in the cache; one rank stores nothing."""
     calls = by("streamed")
     x = comm.empty(10_000, "float64")
     x[:] = comm.rank
     comm.allreduce(x, out=x, algorithm="symmetric")
-    assert [told.streamed for told in calls] == [False]
+    assert [told.streamed for told in calls] == [False] * (comm.size > 1)
     assert (x == sum(range(comm.size))).all()
