@@ -174,6 +174,7 @@ class Grouping:
         self.fixed = False  # whether parameters stay in their buckets, whatever order is observed
         self.on_device = on_device(framework, self.named)
         self.buckets: tuple[Bucket, ...] = ()  # in the order in which backward completes them
+        self.made = 0  # how often `make` has changed them
         self._limits, self._algorithm = limits, algorithm
         self.gradients = [
             Gradient(i, name, p, int(framework.values(p).nbytes), name in sparse)
@@ -221,6 +222,7 @@ class Grouping:
             algorithms = self.choose(sizes, "allreduce")
         for bucket, algorithm in zip(self.buckets, algorithms, strict=True):
             bucket.algorithm = algorithm
+        self.made += 1
         return self.buckets
 
     def choose(self, nbytes: Sequence[int], collective: str) -> list[str]:

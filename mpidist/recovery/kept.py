@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,10 @@ from .packing import packed
 
 GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
 _STATEFUL = "state_dict", "load_state_dict"
-_PLAIN = (bool, int, float, str, tuple)
+_FIXED = {bool, int, float, str, bytes, type(None)}
+_PLAIN = bool, int, float, str, tuple
+Groups = Sequence[Mapping[str, Any]]
+"""Of an optimizer: its rates and the like, by group of parameters."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Kept:
     divided: bool = field(init=False)  # each rank has a part, and any number can load the parts
     is_model: bool = field(init=False)  # has forwards
     has_rates: bool = field(init=False)  # is an optimizer
+    groups: Callable[[], Sequence[dict[str, Any]]] = field(init=False)  # of it, as they are now
+    rates_stay: bool = field(init=False)  # nobody can change one, only replace it
 
     def __post_init__(self) -> None:
         self.look()
@@ -49,6 +54,10 @@ class Kept:
         self.divided = getattr(value, "takes_slices", False) or hasattr(value, "by_stage")
         self.is_model = self.kind is MODEL and callable(getattr(value, "parameters", None))
         self.has_rates = hasattr(value, "param_groups") or hasattr(value, "learning_rate")
+        self.groups = partial(getattr, value, "param_groups", ())
+        if not self.groups() and hasattr(value, "learning_rate"):
+            self.groups = partial(list, [vars(value)])  # of mpidist.nn: no part of the state
+        self.rates_stay = all(is_plain(group.values()) for group in options_of(self.groups()))
 
     @classmethod
     def of(cls, name: str, value: Any, per_rank: bool) -> Kept:
@@ -99,7 +108,7 @@ class Kept:
             return ("torch", state.cpu().numpy()) if library(state) == "torch" else ("", state)
         if not hasattr(self.value, "state_dict"):
             return self.value
-        return {"state": state_of(self.value), "options": self.options()}
+        return {"state": state_of(self.value), "options": options_of(self.groups())}
 
     def load(self, state: Any) -> None:
         """Restore a result of :meth:`state`."""
@@ -121,22 +130,9 @@ class Kept:
 
     # -- optimizers -------------------------------------------------------------------------------
 
-    def _groups(self) -> Sequence[dict[str, Any]]:
-        """Return what an optimizer has its rates in, by group of parameters."""
-        if not self.has_rates:
-            return ()
-        groups = getattr(self.value, "param_groups", ())
-        if not groups and hasattr(self.value, "learning_rate"):
-            return [vars(self.value)]  # of mpidist.nn: attributes, and no part of the state
-        return groups
-
-    def options(self) -> list[dict[str, Any]]:
-        """Return the rates of an optimizer and the like; [] of other objects."""
-        return [{k: v for k, v in g.items() if isinstance(v, _PLAIN)} for g in self._groups()]
-
-    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a result of :meth:`options`."""
-        for group, saved in zip(self._groups(), options):
+    def set_options(self, options: Groups) -> None:
+        """Restore a result of :func:`options_of`."""
+        for group, saved in zip(self.groups(), options):
             group.update(saved)
 
     def forget_gradients(self) -> None:
@@ -166,6 +162,19 @@ class Kept:
         """Restore the buffers from arrays in the same or in host memory."""
         for array, value in zip(self.read_buffers(), saved):
             _set(array, value)
+
+
+def options_of(groups: Groups) -> list[dict[str, Any]]:
+    """Return the rates of an optimizer and the like, without parameters and states."""
+    return [{k: v for k, v in group.items() if isinstance(v, _PLAIN)} for group in groups]
+
+
+def is_plain(values: Collection[Any]) -> bool:
+    """Return whether these values can be pickled, and nobody can change them until then."""
+    for value in values:
+        if type(value) not in _FIXED and not (type(value) is tuple and is_plain(value)):
+            return False
+    return True
 
 
 def buffers_of(objects: Iterable[Kept]) -> dict[str, list[np.ndarray]]:

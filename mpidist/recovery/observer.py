@@ -10,6 +10,7 @@ from weakref import ref
 
 from ..frameworks.base import WeakHook, framework_of, library
 from ..parallel import ddp as wrapper
+from ..parallel.bucketing import Grouping
 from ..parallel.ddp import DDP
 from ..parallel.reducer import Phase
 from .kept import MODEL, Kept, buffers_of
@@ -36,8 +37,9 @@ class Observer:
         self.sending = sending
         self._kept, self._resumed, self._committed = kept, resumed, False
         self._ddps: list[ref[DDP]] = []
-        self._marks: list[tuple[Any, bool, int]] = []  # of their buckets, when `_sent` was taken
-        self._sent: Sending = []
+        # Their groupings, and how often these had been made when `_sent` was taken; -1: not final.
+        self._made: list[tuple[ref[Grouping], int]] = []
+        self._sent: Sending = []  # replaced, not changed: commits keep it
         self._alike: set[int] = set()  # models whose buffers are the same on all ranks
         self._removes: list[Callable[[], object]] = []
         self._untold = False  # whether there is a model whose forwards are not told
@@ -66,18 +68,24 @@ class Observer:
 
     def now_sending(self) -> Sending:
         """Return how each DDP that has made a step sends; anew where its buckets have changed."""
+        for reference, made in self._made:
+            grouping = reference()
+            if grouping is not None and grouping.made != made:
+                self._look()
+                break
+        return self._sent
+
+    def _look(self) -> None:
+        self._sent = list(self._sent)
         for i, reference in enumerate(self._ddps):
             ddp = reference()
-            if ddp is None:
+            if ddp is None or not ddp.reducer.clock.steps:
                 continue
-            reducer, (before, observed, _) = ddp.reducer, self._marks[i]
-            buckets = reducer.grouping.buckets
-            # An observed order stays, unless the buckets have been replaced.
-            observed = (observed and buckets is before) or reducer.observed
-            mark = buckets, observed, len(ddp.buffer_sync.algorithms)
-            if mark != self._marks[i] and reducer.clock.steps:
-                self._marks[i], self._sent[i] = mark, ddp.sending()
-        return list(self._sent)
+            (grouping, before), made = self._made[i], ddp.reducer.grouping.made
+            if made != before:
+                self._sent[i] = ddp.sending()
+                # While an order is observed, the same buckets may become final.
+                self._made[i] = grouping, made if ddp.reducer.observed else -1
 
     def own_buffers(self) -> dict[str, list[Any]]:
         """Return the buffers of models that the ranks may not have alike, by model."""
@@ -111,8 +119,8 @@ class Observer:
         self._ddps.append(ref(ddp))
         if all(k.value is not ddp.module for k in self._kept.values()):
             self._watch_model(ddp.module)  # a part of one: its forward is not the whole's
-        self._marks.append((None, False, 0))
-        self._sent.append(sending)
+        self._made.append((ref(ddp.reducer.grouping), -1))
+        self._sent = [*self._sent, sending]
         if ddp.buffer_sync.how != "keep":
             self._alike.add(id(ddp.module))
         elif self._resumed and not self._committed:  # it has copied those of rank 0

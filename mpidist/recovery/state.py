@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,17 @@ from ..parallel.ddp import DDP
 from . import records
 from .copies import Copy, Own, objects_alone, read_copies, write_copy
 from .guests import Guests
-from .kept import GENERATOR, MODEL, OWN, SMALL, Kept, buffers_of
+from .kept import (
+    GENERATOR,
+    MODEL,
+    OWN,
+    SMALL,
+    Groups,
+    Kept,
+    buffers_of,
+    is_plain,
+    options_of,
+)
 from .observer import Observer, Sending
 from .pace import Pace
 from .packing import (
@@ -39,9 +49,8 @@ from .vault import Reader, Vault
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
 _STATE = 78  # tag of the message with the state for a rank that takes a place
-_PLAIN = {bool, int, float, str, bytes, type(None)}
-Small = bytes | tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""States, values and rates of a commit, pickled unless they are plain."""
+Small = bytes | tuple[dict[str, Any], dict[str, Any], dict[str, Groups]]
+"""States, values and groups of optimizers at a commit, pickled unless nobody can change them."""
 
 
 @dataclass
@@ -182,7 +191,10 @@ class State:
             kept.look()
         kinds = GENERATOR, MODEL, SMALL
         self._kinds = {kind: [k for k in self._kept.values() if k.kind is kind] for kind in kinds}
-        self._rated = [k for k in self._kinds[MODEL] if k.has_rates]
+        rated = [k for k in self._kinds[MODEL] if k.has_rates]
+        self._groups = [(k.name, k.groups) for k in rated]
+        alike = [k for k in self._kinds[SMALL] if not k.per_rank]
+        self._fixed = not alike and all(k.rates_stay for k in rated)
         needs = any(kept.needs_copy for kept in self._kept.values())
         self._copies = bool(self._asked) or self._folder is not None or needs
 
@@ -263,14 +275,14 @@ class State:
         """
         comm, seen = self._comm or self._inside("commit"), self._seen
         assert seen is not None
-        if seen.unused_gradients():
+        if not seen.stepped and seen.unused_gradients():
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: gradients have been added up and not used, which a "
                 "loss would drop: call commit() behind the step of the optimizer only"
             )
         if not seen.called:
             comm.barrier()
-        if comm.size == 1:  # which has nobody to call
+        if self._size == 1:  # which has nobody to call
             self._before_call()
         try:
             small = self._take_small(values)
@@ -280,21 +292,21 @@ class State:
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
         sending = seen.now_sending()
-        if self.copies:
+        if self._copies or (self._carried and self.copies):
             assert self._vault is not None
-            copied = step, small, sending, self._own_state()
+            write = partial(self._write_copy, self._vault, step, small, sending)
             if self._pace is None:
-                self._write_copy(self._vault, *copied)
+                write()
             else:
-                self._pace.commit(partial(self._write_copy, self._vault, *copied))
-        elif self._own_state() != self._own:
+                self._pace.commit(write)
+        elif (self._own or self._kinds[GENERATOR]) and self._own_state() != self._own:
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: a random number generator was used after the last call "
                 "of the communicator in this step: call commit() directly behind the step of the "
                 "optimizer, or pass State(copies=True)"
             )
         self._sending = sending
-        self._small, self.step, self.values = small, step, dict(values)
+        self._small, self.step, self.values = small, step, values
         seen.committed(sending)
         if step == self._begun + 2 and self._ranks is not None and comm.rank == _here(comm)[0]:
             assert self._folder is not None
@@ -312,17 +324,18 @@ class State:
 
     def _take_small(self, values: Mapping[str, Any]) -> Small:
         """Return what all ranks have alike and changes before a commit: positions."""
-        found = {}
-        if self._kinds[SMALL] or self._carried:
-            found = {k.name: k.state() for k in self._kinds[SMALL] if not k.per_rank}
-            found |= self._waiting(SMALL)
-        small = found, dict(values), {k.name: k.options() for k in self._rated}
-        # Only a loss or a copy needs the bytes, which take longer than all else of a commit.
-        plain = not found and _is_plain(values.values())
-        for rates in small[2].values():
-            for group in rates:
-                plain = plain and _is_plain(group.values())
-        return small if plain else pickle.dumps(small, 5)
+        # Only a loss or a copy needs the bytes, and of a group the rates: finding them takes longer
+        # than all else of a commit.  A comprehension would be a further function.
+        groups: dict[str, Groups] = {}
+        for name, now in self._groups:
+            copies: list[dict[str, Any]] = []
+            groups[name] = copies
+            for group in now():
+                copies.append(group.copy())
+        if self._fixed and not self._carried and (not values or is_plain(values.values())):
+            return {}, dict(values), groups
+        found = {k.name: k.state() for k in self._kinds[SMALL] if not k.per_rank}
+        return _pickled((found | self._waiting(SMALL), dict(values), groups))
 
     def _waiting(self, kind: str) -> dict[str, Any]:
         """Return the states that no object has: after a loss, until it is made anew."""
@@ -363,10 +376,16 @@ class State:
             self._vault.write(self.step + 1, [written])
 
     def _write_copy(
-        self, vault: Vault, step: int, small: Small, sending: Sending, generators: bytes
+        self,
+        vault: Vault,
+        step: int,
+        small: Small,
+        sending: Sending,
+        generators: bytes | None = None,  # by default as they are now
     ) -> None:
         """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
+        generators = self._own_state() if generators is None else generators
         own = {
             k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
@@ -736,16 +755,12 @@ class State:
             self._guests = None
 
 
-def _is_plain(values: Collection[Any]) -> bool:
-    """Return whether these values can be pickled, and nobody can change them until then."""
-    for value in values:
-        if type(value) not in _PLAIN and not (type(value) is tuple and _is_plain(value)):
-            return False
-    return True
-
-
 def _pickled(small: Small) -> bytes:
-    return small if isinstance(small, bytes) else pickle.dumps(small, 5)
+    if isinstance(small, bytes):
+        return small
+    found, values, groups = small
+    rates = {name: options_of(of) for name, of in groups.items()}
+    return pickle.dumps((found, values, rates), 5)
 
 
 def _here(comm: Communicator) -> Sequence[int]:

@@ -1,6 +1,7 @@
 """What is seen of a step without a call: forwards, steps of optimizers, DDPs, their gradients."""
 
 import gc
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -96,14 +97,46 @@ def test_resumed_wrapper_sends_as_the_one_before():
     assert md.run_simulated(1, program) == [(True, [None])]  # ranks as threads would see all DDPs
 
 
+def trained(model):
+    model.backward(model(np.ones((1, 8))))
+    model.sync_gradients()
+
+
 def test_wrapper_that_is_given_up_is_not_kept():
     def program(comm):
-        net = nn.Linear(2, 2)
+        net = nn.Linear(8, 2)
         seen = observed(net)
-        md.DDP(net, comm)
+        model = md.DDP(net, comm)
+        trained(model)
+        assert seen.now_sending() != [None]
+        bucket = ref(model.buckets[0])
+        del model
+        net.zero_grad()
         gc.collect()
-        found = seen.alive()
+        found = seen.alive(), bucket()
         seen.leave()
         return found
 
-    assert md.run_simulated(1, program) == [[]]
+    assert md.run_simulated(1, program) == [([], None)]
+
+
+def test_wrapper_is_asked_how_it_sends_only_where_its_buckets_have_changed(monkeypatch):
+    def program(comm):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+        seen = observed(net)
+        model = md.DDP(net, comm, bucket_bytes=64)
+        never = md.DDP(nn.Linear(2, 2), comm)
+        trained(model)
+        sent = seen.now_sending()
+        asked, sending = [], md.DDP.sending
+        monkeypatch.setattr(md.DDP, "sending", lambda of: asked.append(of) or sending(of))
+        trained(model)
+        assert seen.now_sending() == sent == [model.sending(), None] and asked == [model]
+        grouping = model.reducer.grouping
+        model.reducer.regroup(grouping.layout, ["ring"] * len(grouping.buckets))
+        assert seen.now_sending()[0]["algorithms"] == ["ring"] * len(grouping.buckets)
+        assert seen.now_sending()[1] is None and asked == [model, model]
+        seen.leave()
+        never.close()
+
+    md.run_simulated(1, program)
