@@ -264,7 +264,10 @@ class State:
         Parameters
         ----------
         **values
-            Plain values, such as ``epoch=3``, which are in `values` afterwards.
+            Plain values, such as ``epoch=3``, which are in `values` afterwards: numbers, strings,
+            and what else can be pickled.  All ranks give equal ones, which is not checked: after a
+            loss each of them has those of one rank.  What differs between ranks is an object in
+            `per_rank`.
 
         Raises
         ------
@@ -287,7 +290,8 @@ class State:
         try:
             small = self._take_small(values)
         except Exception as error:
-            raise InvalidArgument(f"rank {comm.rank}: commit: {error}") from error
+            why = _why_not(values) or error
+            raise InvalidArgument(f"rank {comm.rank}: commit: {why}") from error
         step = self.step + 1
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
@@ -761,6 +765,19 @@ def _pickled(small: Small) -> bytes:
     found, values, groups = small
     rates = {name: options_of(of) for name, of in groups.items()}
     return pickle.dumps((found, values, rates), 5)
+
+
+def _why_not(values: Mapping[str, Any]) -> str:
+    """Return which of the values cannot be pickled, and why; "" if all can."""
+    for name, value in values.items():
+        try:
+            pickle.dumps(value, 5)
+        except Exception as error:
+            return (
+                f"{name} has type {type(value).__name__}, which cannot be kept: {error}: expected "
+                "a number, a string, or another value that can be pickled"
+            )
+    return ""
 
 
 def _here(comm: Communicator) -> Sequence[int]:
