@@ -6,6 +6,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ from ..communicator.communicator import Communicator
 from ..errors import InvalidArgument
 from ..nn import Module, Parameter
 from ..parallel import DDP, Stats, autotune
+from ..recovery.state import State
 from .device import HOST, filled, until_idle, use_device
 from .machine import make_header
-from .race import Contender, race, rows
+from .race import Contender, nothing, race, rows
 from .results import Results, Row
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 OUR_DDP = "mpidist DDP"
 CHECKED, CHECK = f"{OUR_DDP}, check_replicas=1", "comparison of replicas alone"
+COMMITTED, COMMIT = f"{OUR_DDP}, md.elastic", "its commit() alone"
 REFERENCE = "mpidist"  # ratios of training refer to the first candidate, which is ours
 NO_TORCH = "PyTorch is not installed: pip install torch to measure it too"
 
@@ -72,6 +75,64 @@ def communication(
 def stepping(name: str, step: Callable[[], object], model: DDP) -> Contender:
     """Return the contender whose `step` is of `model`: warm once its buckets and transport are."""
     return Contender(name, step, ready=lambda: model.reducer.settled)
+
+
+class Committed:
+    """The State of a training under md.elastic, in a race with others, and its commits' times.
+
+    Its communicator is its own, as a State observes all calls of one.
+    """
+
+    def __init__(self, comm: Communicator):
+        own = comm.split(0)
+        assert own is not None
+        self._all, self._comm, self._seconds = comm, own, list[float]()
+
+    def wrap(self, net: Any) -> DDP:
+        """Begin to train a module; return its DDP."""
+        self._state = State(net=net)
+        self._state.begin(self._comm, {})
+        return DDP(net, self._comm)
+
+    def keep(self, optimizer: Any) -> Callable[[], None]:
+        """Keep the optimizer; return the function to be called behind each step of it."""
+        self._state.keep("optimizer", optimizer)
+
+        def commit() -> None:
+            began = time.perf_counter()
+            self._state.commit()
+            self._seconds.append(time.perf_counter() - began)
+
+        return commit
+
+    def stepping(self, step: Callable[[], object], model: DDP) -> Contender:
+        """Return the contender: a State sees the steps of all optimizers, here those of others."""
+        contender = stepping(COMMITTED, step, model)
+        return replace(contender, prepare=self._state.forget_steps)
+
+    def row(self, steps: Row, rounds: int) -> Row:
+        """End the training; return a row of the commits in its last `rounds` steps; collective."""
+        self._state.end()
+        seconds = self._all.allreduce(np.array(self._seconds[-rounds:]), "max")
+        time_us = 1e6 * float(np.median(seconds))
+        ratio = steps.time_us * (steps.ratio or 1) / time_us
+        return Row(steps.work, COMMIT, steps.ranks, time_us, ratio)
+
+
+def _rows(
+    committed: Committed | None,
+    comm: Communicator,
+    work: str,
+    contenders: Sequence[Contender],
+    rounds: int,
+    wait: Callable[[], object],
+) -> list[Row]:
+    """Race contenders; with the row of the commits, if one of them has made some; collective."""
+    found = rows(comm, work, contenders, rounds, wait)
+    if committed is not None:
+        at = [row.candidate for row in found].index(COMMITTED)
+        found.insert(at + 1, committed.row(found[at], rounds))
+    return found
 
 
 _COMMUNICATION_ALONE = "communication alone"
@@ -159,6 +220,7 @@ def overlaps(
 
 # -- steps in PyTorch, which is imported when they run ---------------------------------------------
 
+Keep = Callable[[Any], Callable[[], object]]
 SAMPLES, DEPTH = 32, 4  # of each rank in a step; layers of the MLPs
 BUSY_WIDTH, BUSY_SAMPLES, BUSY_BUCKET = 1024, 128, 4 << 20  # of the network of --overlap
 
@@ -188,14 +250,18 @@ def sgd_step(
     sync: Callable[[], object] = lambda: None,
     samples: int = SAMPLES,
     device: str = HOST,
+    keep: Keep = lambda _: nothing,
 ) -> Callable[[], None]:
     """Return a function that runs one SGD step of `model`, with `sync()` before the update.
+
+    What ``keep(optimizer)`` returns is called behind the update.
 
     The batch is random: `samples` inputs of `width` numbers, on the model's `device`.
     """
     import torch
 
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    commit = keep(optimizer)
     x, labels = (
         torch.randn(samples, width, device=device),
         torch.randint(10, (samples,), device=device),
@@ -205,6 +271,7 @@ def sgd_step(
         torch.nn.functional.cross_entropy(model(x), labels).backward()
         sync()
         optimizer.step()
+        commit()
         optimizer.zero_grad()
 
     return step
@@ -222,11 +289,17 @@ def one_by_one(comm: Communicator, net: torch.nn.Module) -> Callable[[], None]:
 
 
 def mlp_steps(
-    comm: Communicator, rounds: int, width: int, device: str = HOST, checked: bool = False
+    comm: Communicator,
+    rounds: int,
+    width: int,
+    device: str = HOST,
+    checked: bool = False,
+    elastic: bool = False,
 ) -> tuple[list[Row], Stats]:
     """Time `rounds` SGD steps of an MLP with each wrapper; return rows and mpidist.DDP's stats.
 
-    If `checked`, one wrapper compares the replicas in every step, and the comparison is timed.
+    If `checked`, one wrapper compares the replicas in every step, and the comparison is timed.  If
+    `elastic`, one more is trained as under md.elastic, and its commits are timed.
     """
     import torch
 
@@ -247,9 +320,15 @@ def mlp_steps(
             wrapped = DDP(compared, comm, check_replicas=1)
             contenders.append(stepping(CHECKED, step(wrapped, compared.parameters()), wrapped))
             contenders.append(Contender(CHECK, wrapped.unlike_parameters))
+        committed = Committed(comm) if elastic else None
+        if committed is not None:
+            kept = mlp(width, device=device)
+            wrapped = committed.wrap(kept)
+            act = step(wrapped, kept.parameters(), keep=committed.keep)
+            contenders.append(committed.stepping(act, wrapped))
         work = f"step, MLP of {count / 1e6:.1f} M parameters"
         if comm.size == 1:
-            return rows(comm, work, contenders, rounds, wait), model.stats()
+            return _rows(committed, comm, work, contenders, rounds, wait), model.stats()
         sync = one_by_one(comm, each)
         name = "one allreduce per parameter"
         contenders.append(Contender(name, step(each, each.parameters(), sync=sync)))
@@ -258,33 +337,43 @@ def mlp_steps(
             theirs = wrap(mlp(width, device=device), process_group=gloo)
             name = "torch DDP over gloo"
             contenders.append(Contender(name, step(theirs, theirs.parameters())))
-            found = rows(comm, work, contenders, rounds, wait)
+            found = _rows(committed, comm, work, contenders, rounds, wait)
             del theirs, contenders
     return found, model.stats()
 
 
 def model_steps(
-    comm: Communicator, rounds: int, name: str, device: str = HOST, checked: bool = False
+    comm: Communicator,
+    rounds: int,
+    name: str,
+    device: str = HOST,
+    checked: bool = False,
+    elastic: bool = False,
 ) -> tuple[list[Row], Stats]:
     """Time `rounds` AdamW steps with each wrapper; return rows and mpidist.DDP's stats.
 
     `name` is a model of :data:`mpidist.bench.models.MODELS`.  If `checked`, one wrapper compares
-    the replicas in every step, and the comparison is timed.
+    the replicas in every step, and the comparison is timed.  If `elastic`, one more is trained as
+    under md.elastic, and its commits are timed.
     """
     import torch
 
     from .models import MODELS
     from .torch import process_groups, threads
 
-    def step(wrap: Callable[[torch.nn.Module], Any]) -> tuple[Callable[[], None], Any]:
+    def step(
+        wrap: Callable[[torch.nn.Module], Any], keep: Keep = lambda _: nothing
+    ) -> tuple[Callable[[], None], Any]:
         torch.manual_seed(0)
         with torch.device(device):
             net, loss = MODELS[name]()
         model, optimizer = wrap(net), torch.optim.AdamW(net.parameters())
+        commit = keep(optimizer)
 
         def act() -> None:
             loss(model).backward()
             optimizer.step()
+            commit()
             optimizer.zero_grad()
 
         return act, model
@@ -303,8 +392,12 @@ def model_steps(
             act, wrapped = step(lambda net: DDP(net, comm, check_replicas=1))
             contenders.append(stepping(CHECKED, act, wrapped))
             contenders.append(Contender(CHECK, wrapped.unlike_parameters))
+        committed = Committed(comm) if elastic else None
+        if committed is not None:
+            act, wrapped = step(committed.wrap, committed.keep)
+            contenders.append(committed.stepping(act, wrapped))
         if comm.size == 1:
-            return rows(comm, work, contenders, rounds, wait), model.stats()
+            return _rows(committed, comm, work, contenders, rounds, wait), model.stats()
         with process_groups(comm) as (over_mpidist, over_gloo):
             unused = {"find_unused_parameters": True} if name == "moe" else {}
             for backend, group, views in (
@@ -322,7 +415,7 @@ def model_steps(
                 )[0]
                 label = f"torch DDP over {backend}" + ", views" * views
                 contenders.append(Contender(label, theirs))
-            found = rows(comm, work, contenders, rounds, wait)
+            found = _rows(committed, comm, work, contenders, rounds, wait)
             del theirs, contenders
     return found, model.stats()
 
@@ -352,18 +445,20 @@ def measure_steps(
     millions: Sequence[float],
     device: str = HOST,
     checked: bool = False,
+    elastic: bool = False,
 ) -> Results:
     """Measure training steps of MLPs, and averaging of small gradients; collective.
 
     There are `iterations` timed steps of each kind, and an MLP for each number of `millions` of
     parameters; all of them on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares
-    the replicas in every step, and the comparison is timed.
+    the replicas in every step, and the comparison is timed; if `elastic`, one more is trained as
+    under md.elastic, and its commits are timed.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)
     if has_torch:
         for count in millions:
-            _add(results, *mlp_steps(comm, iterations, width_for(count), device, checked))
+            _add(results, *mlp_steps(comm, iterations, width_for(count), device, checked, elastic))
     if comm.size > 1:
         results.rows += communication(comm, iterations, device=device)
     return results
@@ -375,18 +470,20 @@ def measure_models(
     names: Sequence[str],
     device: str = HOST,
     checked: bool = False,
+    elastic: bool = False,
 ) -> Results:
     """Measure training steps of real models by several candidates; collective.
 
     `names` are of :data:`mpidist.bench.models.MODELS`; there are `iterations` timed steps of each
     kind, on the `device`, "cpu" or "cuda".  If `checked`, one candidate compares the replicas in
-    every step, and the comparison is timed.
+    every step, and the comparison is timed; if `elastic`, one more is trained as under md.elastic,
+    and its commits are timed.
     """
     has_torch = ranks_have(comm, "torch")
     results = _results(comm, has_torch, device)
     if has_torch:
         for name in names:
-            _add(results, *model_steps(comm, iterations, name, device, checked))
+            _add(results, *model_steps(comm, iterations, name, device, checked, elastic))
     return results
 
 

@@ -738,6 +738,11 @@ class State:
         else:
             kept.load(state)
 
+    def forget_steps(self) -> None:
+        """Forget that optimizers have made steps since the last commit: of other trainings."""
+        assert self._seen is not None
+        self._seen.stepped = False
+
     # -- the end of a generation ------------------------------------------------------------------
 
     def leave(self) -> list[DDP]:

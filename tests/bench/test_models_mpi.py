@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.bench.training import CHECK, CHECKED, OUR_DDP
+from mpidist.bench.training import CHECK, CHECKED, COMMIT, COMMITTED, OUR_DDP
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -38,9 +38,10 @@ def test_model_steps_of_each_model(comm, monkeypatch):
         names += ["torch DDP over gloo, views", "torch DDP over gloo"]
     for name, make in small.items():
         monkeypatch.setitem(models.MODELS, name, make)
-        checked = name == "gpt2"
-        rows, stats = model_steps(comm, 2, name, checked=checked)
-        check_rows(comm, rows, [*names[:2], *[CHECKED, CHECK] * checked, *names[2:]])
+        more = name == "gpt2"
+        rows, stats = model_steps(comm, 2, name, checked=more, elastic=more)
+        ours = [CHECKED, CHECK, COMMITTED, COMMIT] * more
+        check_rows(comm, rows, [*names[:2], *ours, *names[2:]])
         assert rows[0].work.startswith(f"step, {name} of ") and stats.steps >= 5
     net, loss = models.resnet18()
     assert sum(p.numel() for p in net.parameters()) == 11_173_962 and loss(net).isfinite()

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from mpidist.bench import training
-from mpidist.bench.training import CHECK, CHECKED, OUR_DDP, communication, describe_stats
+from mpidist.bench.training import (
+    CHECK,
+    CHECKED,
+    COMMIT,
+    COMMITTED,
+    OUR_DDP,
+    communication,
+    describe_stats,
+)
+from mpidist.parallel.ddp import on_made
 from tests.support.bench_kits import check_rows
 from tests.support.training_kits import NEEDS_TORCH, torch
 
@@ -44,7 +53,7 @@ def test_what_was_hidden(comm, monkeypatch):
 
 
 @pytest.mark.skipif(torch is None, reason=NEEDS_TORCH)
-def test_training(comm):
+def test_training(comm, caplog):
     from mpidist.bench.training import mlp_steps
 
     names = [OUR_DDP, "no communication"]
@@ -52,7 +61,12 @@ def test_training(comm):
         names += ["one allreduce per parameter", "torch DDP over gloo"]
     rows, stats = mlp_steps(comm, rounds=2, width=16)
     check_rows(comm, rows, names)
-    rows, _ = mlp_steps(comm, rounds=2, width=16, checked=True)
-    check_rows(comm, rows, [*names[:2], CHECKED, CHECK, *names[2:]])
+    rows, _ = mlp_steps(comm, rounds=2, width=16, checked=True, elastic=True)
+    ours = [CHECKED, CHECK, COMMITTED, COMMIT]
+    check_rows(comm, rows, [*names[:2], *ours, *names[2:]])
+    commit, first = rows[5], rows[0]
+    assert commit.ratio == pytest.approx(first.time_us / commit.time_us)
+    assert not on_made  # its State has ended
+    assert "between the step of an optimizer" not in caplog.text  # those of the others
     text = describe_stats(stats)
     assert f"overlap '{stats.overlap}'" in text and " ms, hidden " in text

@@ -627,6 +627,7 @@ def test_launched_rank():
         ("bench ddp --model moe --overlap", "--model … only for steps without --overlap"),
         ("bench ddp --device tpu", "--device … 'tpu' is not one of 'cpu', 'cuda'"),
         ("bench ddp --overlap --device cuda", "--device … only for steps without --overlap"),
+        ("bench ddp --overlap --elastic", "--elastic … only for steps without --overlap"),
         ("bench torch --step fsdp3", "--step … 'fsdp3' is not one of"),
         (
             "bench torch --step fsdp2 all_reduce",

@@ -27,6 +27,7 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         "mpidist run -n 2 -- mpidist bench ddp --parameters 4,50",
         "mpidist run -n 2 -- mpidist bench ddp --overlap",
         "mpidist run -n 2 -- mpidist bench ddp --check-replicas",
+        "mpidist run -n 2 --survive -- mpidist bench ddp --model gpt2 --elastic",
         "mpidist run -n 2 -- mpidist bench ddp --device cuda --parameters 50",
     ),
 )
@@ -44,6 +45,12 @@ MODEL_STEPS, PLAIN_STEPS = "steps without --overlap", "steps without --overlap o
         is_flag=True,
         help="Measure mpidist.DDP with a comparison of the replicas in every step, too, and the "
         "comparison alone.",
+    ),
+    click.option(
+        "--elastic",
+        is_flag=True,
+        help="Measure mpidist.DDP with the State of md.elastic and a commit() in every step, too, "
+        "and the commit() alone.",
     ),
     device_option,
 )
@@ -78,6 +85,7 @@ def ddp_command(
     parameters: list[float],
     models: tuple[str, ...],
     check_replicas: bool,
+    elastic: bool,
     device: str,
     overlap: bool,
     iterations: int,
@@ -98,6 +106,7 @@ def ddp_command(
 
     if overlap:
         return lambda comm: measure_overlap(comm, iterations)
+    more = device, check_replicas, elastic
     if models:
-        return lambda comm: measure_models(comm, iterations, models, device, check_replicas)
-    return lambda comm: measure_steps(comm, iterations, parameters, device, check_replicas)
+        return lambda comm: measure_models(comm, iterations, models, *more)
+    return lambda comm: measure_steps(comm, iterations, parameters, *more)
