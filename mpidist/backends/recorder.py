@@ -151,6 +151,8 @@ def _recording(recorder: Recorder, serial: int, at: int) -> Callable[[int, int],
     It is of the track `serial`, `at` so many bytes; compiled code does the same (steps.c).
     """
     # What does not change has a name here: looked up in each call it took a fourth of the time.
+    # Of 525 ns in Python 3.11 the check sum takes 170, the two stores 135, the place and `what` 65,
+    # the clock 30; a number, the clock and one store alone would take 165.
     memory, words, store, clock = recorder.memory, recorder.words, ENTRY.pack_into, monotonic_ns
     count, begun, last, size = _COUNT, at // 8 + BEGUN, at + 8 * LAST, ENTRY.size
     ring, entries, stamp_as = RING_AT, ENTRIES, stamp_of
