@@ -19,6 +19,12 @@ SETTLED = 1.0  # seconds after which the first exceptions are printed, if the jo
 _FOLLOW = (errors.RankFailed, errors.CommunicatorBroken, errors.CollectiveTimeout)
 FOLLOW_UPS = tuple(kind.__name__ for kind in _FOLLOW)
 
+# What a program is refused for, or cannot be read for, is the same at each start.  A MemoryError is
+# of Python or of mpidist: one of numpy and of PyTorch has a class of its own.
+_AGAIN = (errors.InvalidArgument, errors.Unsupported, SyntaxError, ImportError, NameError)
+_KINDS = {kind for base in (*_AGAIN, MemoryError) for kind in (base, *base.__subclasses__())}
+COME_AGAIN = frozenset(kind.__name__ for kind in _KINDS)
+
 
 @dataclass
 class Failure:
@@ -29,6 +35,11 @@ class Failure:
     kind: str  # name of the exception's class
     line: str  # class and message
     text: str  # the traceback
+
+    @property
+    def comes_again(self) -> str:
+        """What would be the same at each start; "" if that is not sure."""
+        return self.kind if self.kind in COME_AGAIN else ""
 
     @property
     def follows(self) -> bool:

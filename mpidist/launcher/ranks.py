@@ -13,6 +13,7 @@ from typing import ClassVar
 from ..communicator.launcher_notes import SPARE
 
 LOST = "lost"
+CODES_COME_AGAIN = 2, 126, 127  # of wrong arguments; of a program that cannot be run, or is absent
 
 
 def signal_name(number: int) -> str:
@@ -57,6 +58,12 @@ class RankState:
 
     def __str__(self) -> str:
         return f"rank {self.number} on {self.host} {self.how}"
+
+    @property
+    def comes_again(self) -> str:
+        """What would be the same at each start; "" if that is not sure."""
+        early = not self.mpi and self.status in CODES_COME_AGAIN
+        return f"exit code {self.status} before MPI_Init" if early else ""
 
     @property
     def how(self) -> str:

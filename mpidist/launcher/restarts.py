@@ -45,6 +45,7 @@ class Restarts:
         self._folder: Path | None = None
         self._in_memory, self._lock = in_memory and most > 0, -1
         self._ends: list[tuple[object, ...]] = []
+        self._from = 0  # the step with which the last start has begun
         self._begun = time.monotonic()
 
     def __enter__(self) -> Restarts:
@@ -101,10 +102,13 @@ class Restarts:
             return False
         down, step = self._look()
         self._ends.append((step, *_where(job)))
-        stays = len(self._ends) >= ALIKE and len(set(self._ends[-ALIKE:])) == 1
-        if step is None:
-            stays = stays and seconds < SOON
-        if stays:
+        before, self._from = self._from, step or 0
+        soon = step is not None or seconds < SOON
+        again = "" if job.cause is None else job.cause.comes_again
+        if again and not down and (soon or not job.begun) and self._from <= before:
+            say(f"{how}no new start: {again} would come again")
+            return False
+        if soon and len(self._ends) >= ALIKE and len(set(self._ends[-ALIKE:])) == 1:
             where = "" if step is None else f" at step {step:,}"
             say(f"{how}no progress: {ALIKE} starts in a row have ended alike{where}")
             return False

@@ -200,7 +200,7 @@ class _Job:
         holder |= dict(zip(free, spares))
         members = [holder[number] for number in sorted(holder)]
         if len(members) < self.min_ranks:
-            raise InvalidArgument(
+            raise RankFailed(
                 f"md.elastic: {counted(len(members), 'rank')} are left, min_ranks={self.min_ranks}"
             )
         self.size, here = len(members), self.world.rank

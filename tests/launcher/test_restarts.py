@@ -16,6 +16,7 @@ from mpidist.launcher import restarts
 from mpidist.launcher.failures import Failure
 from mpidist.launcher.ranks import RankState
 from mpidist.launcher.restarts import Restarts
+from mpidist.recovery.records import Ranks
 from tests.support import elastic_chaos, processes
 from tests.support.how_long import takes_minutes
 from tests.support.jobs import LIMIT, ROOT, each_mpi, tolerant
@@ -134,6 +135,8 @@ what, last = sys.argv[1], int(sys.argv[2])
 if comm.rank == comm.size - 1 and int(os.environ["MPIDIST_RESTART"]) < last:
     if what == "raise":
         raise ValueError("of the test")
+    if what == "absent":
+        import a_module_of_no_package
     if what == "sleep":
         os.write(1, b"sleeps\\n")
         time.sleep(60)
@@ -167,6 +170,7 @@ def plain(tmp_path):
         ("3", 9, 1, 3, 2, "that was start 2 of 2"),
         ("75", 9, 4, 75, 1, ""),
         ("raise", 9, 9, 1, 3, "no progress: 3 starts in a row have ended alike"),
+        ("absent", 9, 9, 1, 1, "no new start: ModuleNotFoundError would come again"),
     ],
 )
 def test_program_without_elastic(plain, python, what, last, most, status, starts, end):
@@ -295,13 +299,16 @@ def test_no_watch_is_refused_with_restarts():
     assert done.status != 0 and "--no-watch: only without" in done.output
 
 
-def ended(cause, interrupted=0, passed=(), told="rank 1 failed"):
-    return SimpleNamespace(cause=cause, interrupted=interrupted, passed=set(passed), told=told)
+def ended(cause, interrupted=0, passed=(), told="rank 1 failed", begun=True):
+    passed = set(passed)
+    return SimpleNamespace(
+        cause=cause, interrupted=interrupted, passed=passed, told=told, begun=begun
+    )
 
 
-def raised(line, rank=0):
-    text = f'Traceback\n  File "train.py", line {line}, in <module>\nValueError: {rank}\n'
-    return Failure(rank, "n1", "ValueError", f"ValueError: {rank}", text)
+def raised(line, rank=0, kind="ValueError"):
+    text = f'Traceback\n  File "train.py", line {line}, in <module>\n{kind}: {rank}\n'
+    return Failure(rank, "n1", kind, f"{kind}: {rank}", text)
 
 
 def test_again_until_the_same_failure_has_come_three_times():
@@ -318,6 +325,38 @@ def test_again_after_a_failure_that_was_long_in_coming(monkeypatch):
     killed = RankState(1, "n1", status=-9)
     with Restarts(5, False) as starts:
         assert [starts.again(ended(killed), 137) for _ in range(6)] == [True] * 5 + [False]
+
+
+SAME = ["ModuleNotFoundError", "SyntaxError", "UnknownName", "InvalidArgument", "MemoryError"]
+
+
+@pytest.mark.parametrize(
+    "cause, what",
+    [
+        *((raised(5, kind=kind), kind) for kind in SAME),
+        *((RankState(1, "n1", n), f"exit code {n} before MPI_Init") for n in (2, 127)),
+    ],
+)
+def test_not_again_if_nothing_was_done_and_the_same_would_come(cause, what, capsys):
+    with Restarts(5, False) as starts:
+        assert not starts.again(ended(cause), 1) and starts.number == 0
+    assert f"run: no new start: {what} would come again\n" in capsys.readouterr().err
+
+
+def test_again_where_something_was_done_before_it(monkeypatch):
+    """As it may come from what a program has read, long after its begin."""
+    wrong = raised(5, kind="InvalidArgument")
+    with Restarts(9, True) as starts:
+        folder = Path(starts.settings["MPIDIST_VAULTS"])
+        Ranks(1, 0, 0, 1).vault(folder, 0).write(7, [b"progress"])
+        assert starts.again(ended(wrong), 1)
+        assert not starts.again(ended(wrong), 1)
+    assert RankState(1, "n1", 2, mpi="started").comes_again == ""
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with Restarts(9, False) as starts:
+        assert starts.again(ended(wrong), 1)
+        assert not starts.again(ended(wrong, begun=False), 1)
 
 
 @pytest.mark.parametrize(
