@@ -39,7 +39,7 @@ class Guests:
         groups, self._comm = comm.topology.groups, comm
         self._hosts = [host_of(groups, rank) for rank in range(comm.size)]
         here = [rank for rank, host in enumerate(self._hosts) if host == comm.rank]
-        self._vaults: Mapping[int, Vault] = {rank: vault(rank) for rank in here}
+        self.vaults: Mapping[int, Vault] = {rank: vault(rank) for rank in here}
 
     def exchange(self, step: int, parts: Sequence[bytes | memoryview], alone: int) -> None:
         """Send the head of this rank's record to its host, and keep those of others; collective.
@@ -54,11 +54,11 @@ class Guests:
         # By messages: a rank that dies in a call of the library itself holds the others.
         got = comm.alltoall(mine, algorithm="linear", counts=counts.tolist())
         at = 0
-        for rank, vault in sorted(self._vaults.items()):
+        for rank, vault in sorted(self.vaults.items()):
             vault.write(step, [got[at : at + lengths[rank]].data], alone=alone)
             at += lengths[rank]
 
     def close(self) -> None:
         """Close the vaults."""
-        for vault in self._vaults.values():
+        for vault in self.vaults.values():
             vault.close()

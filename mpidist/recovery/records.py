@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -207,13 +207,29 @@ def tell(folder: Path) -> None:
     sys.stdout.write(f"{as_text(offer)}\n")
 
 
-def remove_before(folder: Path, ranks: Ranks) -> None:
-    """Remove the records of a training's earlier ranks."""
+def before(folder: Path, ranks: Ranks) -> list[Path]:
+    """Return the records of a training's earlier ranks."""
+    found = []
     for name in os.listdir(folder):
         training, begun, generation = map(int, name.split(".")[:3])
         if training == ranks.training and (begun, generation) < (ranks.start, ranks.generation):
-            with suppress(FileNotFoundError):  # another rank has been faster
-                os.unlink(folder / name)
+            found.append(folder / name)
+    return found
+
+
+def held(files: Iterable[Path]) -> int:
+    """Return the bytes that files take; none those that another rank has removed."""
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += 512 * file.stat().st_blocks
+    return total
+
+
+def remove_before(folder: Path, ranks: Ranks) -> None:
+    """Remove the records of a training's earlier ranks."""
+    for file in before(folder, ranks):
+        file.unlink(missing_ok=True)  # another rank has been faster
 
 
 if __name__ == "__main__":

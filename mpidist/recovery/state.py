@@ -44,7 +44,7 @@ from .packing import (
     to_parts,
     unpacked,
 )
-from .vault import Reader, Vault
+from .vault import SLOTS, Reader, Vault, no_room, room
 
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -173,6 +173,7 @@ class State:
         self._seen: Observer | None = None  # of this generation, else of the one before
         self._size, self._told_once = 1, False
         self._pace: Pace | None = None  # of copies, if not every commit needs one
+        self._check_room()  # before MPI starts
 
     def _checked(self, kept: Kept) -> Kept:
         if self._asked is False and kept.needs_copy:
@@ -180,6 +181,23 @@ class State:
                 f"copies=False: {kept.name} is another one on each rank: expected True or None"
             )
         return kept
+
+    def _check_room(self) -> None:
+        """Raise MemoryError if the objects, as they are, do not fit into the folder of the job.
+
+        What all ranks and earlier starts have written there is room for them: so whoever asks, and
+        whenever, has the same answer.  The ranks of a node together hold what they have alike.
+        """
+        if self._folder is None:
+            return
+        here, length = 1 if self._comm is None else len(_here(self._comm)), 0
+        here += here if self._guests is not None else 0
+        for kept in self._kinds[MODEL]:
+            arrays = arrays_of({kept.name: packed(kept.state(), kept.name)})
+            length += sum(map(len, arrays)) * (here if kept.needs_copy else 1)
+        free = room(self._folder)
+        if length * SLOTS > free + records.held(self._folder.iterdir()):
+            raise no_room(length, 0, free, str(self._folder.parent))
 
     def _sort(self) -> None:
         """Know which objects are looked at in each commit; to be called when they have changed.
@@ -302,6 +320,8 @@ class State:
             if self._pace is None:
                 write()
             else:
+                if step == self._begun + 1:  # optimizers have their moments now
+                    self._check_room()
                 self._pace.commit(write)
         elif (self._own or self._kinds[GENERATOR]) and self._own_state() != self._own:
             raise InvalidArgument(
@@ -312,10 +332,6 @@ class State:
         self._sending = sending
         self._small, self.step, self.values = small, step, values
         seen.committed(sending)
-        if step == self._begun + 2 and self._ranks is not None and comm.rank == _here(comm)[0]:
-            assert self._folder is not None
-            # All ranks have committed the step before, so that one of theirs is complete.
-            records.remove_before(self._folder, self._ranks)
 
     def _inside(self, what: str) -> Communicator:
         if self._comm is None:
@@ -461,6 +477,9 @@ class State:
             if len(comm.topology.groups) > 1:
                 keep = partial(self._ranks.vault, self._folder, by=comm.rank)
                 self._guests = Guests(comm, keep)
+            soon_free = records.held(records.before(self._folder, self._ranks))
+            for each in self._vaults(vault):
+                each.soon_free = soon_free
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
         self._seen = Observer(self._kept, self._sending, self.generation > 0)
@@ -476,6 +495,10 @@ class State:
             self._next.close()
         self._next = Membership(newest + 1, comm.size, comm.rank, self._open(comm, vault))
         layers.everyone(comm, True)  # all have written: from here on this generation counts
+        for each in self._vaults(vault):
+            each.soon_free = 0
+        if self._folder is not None and self._ranks is not None and comm.rank == _here(comm)[0]:
+            records.remove_before(self._folder, self._ranks)
         if self._last is not None:
             self._last.close()
         self._last, self._next = self._next, None
@@ -485,6 +508,9 @@ class State:
         spaced = spaced and comm.backend.why_no_survivors() is not None
         self._pace = Pace(partial(layers.everyone, comm), seconds) if spaced else None
         return newest >= 0
+
+    def _vaults(self, mine: Vault) -> list[Vault]:
+        return [mine, *(() if self._guests is None else self._guests.vaults.values())]
 
     def _tell(self) -> Told:
         names = [(k.name, k.kind, k.per_rank) for k in self._kept.values() if not k.made_inside]
@@ -533,6 +559,8 @@ class State:
             readers = {} if known is None else known.readers
             held = [lengths for lengths, _ in offers]
             first = self._restore_copies(comm, held, readers, before, mine)
+            if self._folder is not None:
+                self._make_room(comm, readers)
         if first is None:
             self._restore_in_place(comm, told, offers, known, newest)
         shared = layers.everyone(comm, measured)
@@ -570,10 +598,22 @@ class State:
                 kept.forget_gradients()
             if comm.rank == 0:
                 log.info("step %d goes on from the records of %s", self.step + 1, ranks)
+            others = [readers for of, readers in there.items() if of != ranks]
+            self._make_room(comm, there.get(ranks, {}), *others)
         for readers in there.values():
             for reader in readers.values():
                 reader.close()
         return -1 if chosen is None else chosen[0].generation
+
+    def _make_room(self, comm: Communicator, *groups: Mapping[int, Reader]) -> None:
+        """Empty all records in the folder but, of the first group, those of the restored step.
+
+        Else those of the next ranks would need as much again.
+        """
+        layers.everyone(comm, True)  # all have read theirs
+        for number, readers in enumerate(groups):
+            for reader in readers.values():
+                reader.leave(self.step if number == 0 else None)
 
     def _restore_copies(
         self,

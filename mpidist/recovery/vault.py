@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import struct
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..backends.memory_file import available
+from ..communicator.launcher_notes import launched_rank
 from ..errors import LaunchError
 
 SLOTS = 3  # a rank may write step k + 2 while another needs k: nobody commits a step ahead of k + 1
@@ -43,6 +46,7 @@ class Vault:
             os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)
         ]
         self._longest = 0
+        self.soon_free = 0  # bytes of older records, which go before these fill their slots
         self._end = weakref.finalize(self, _close, self._files)
 
     @property
@@ -67,20 +71,13 @@ class Vault:
         record = Record(length, head, **about)
         ranks = max(record.shares, 1) if self._named else 1  # of this node
         if length > self._longest:
-            more, free, where = SLOTS * (length - self._longest), available(), ""
+            more = SLOTS * (length - self._longest)
             if self._named:
-                room = os.fstatvfs(self._files[0])
-                free = min(free, room.f_bavail * room.f_frsize)
-                folder = os.path.dirname(os.readlink(f"/proc/self/fd/{self._files[0]}"))
-                where = f" in {os.path.dirname(folder)}"  # that of the job is made anew each time
                 # All ranks of the node need as much, and the others may have a record already.
                 more = ranks * more - (ranks - 1) * more // SLOTS
-            if more > UNCHECKED_BYTES and more > free:
-                raise MemoryError(
-                    f"the state of a step takes {length} bytes of this rank's vault, "
-                    f"{SLOTS * length} for {SLOTS} steps"
-                    f"{f' and each of {ranks} ranks' * (ranks > 1)}; {int(free)} are free{where}"
-                )
+            free = self._free()
+            if more > UNCHECKED_BYTES and more > free + self.soon_free:
+                raise no_room(length, ranks, free, self._folder)
             self._longest = length
         there = step if step in self._steps else min(self._steps)
         slot = self._steps.index(there)
@@ -90,9 +87,24 @@ class Vault:
         for part in (*parts, *shared):
             left = memoryview(part).cast("B")
             while len(left):  # Linux writes 2 GiB at most
-                done = os.pwrite(file, left, at)
+                try:
+                    done = os.pwrite(file, left, at)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    # Another rank, or another program, has been faster than the look at it.
+                    raise no_room(length, ranks, self._free(), self._folder) from None
                 left, at = left[done:], at + done
         os.pwrite(file, _HEAD.pack(_MARK, step, *record), 0)
+
+    @property
+    def _folder(self) -> str:
+        """The folder of the job's folder, which is made anew each time; "" of no files."""
+        name = os.readlink(f"/proc/self/fd/{self._files[0]}")
+        return os.path.dirname(os.path.dirname(name)) if self._named else ""
+
+    def _free(self) -> float:
+        return room(self._files[0]) if self._named else available()
 
     def reader(self) -> Reader:
         """Return a reader of this vault, in the same process."""
@@ -153,9 +165,41 @@ class Reader:
             at += len(parts[-1])
         return b"".join(parts)
 
+    def leave(self, step: int | None) -> None:
+        """Give back the memory of all records but that of a step."""
+        for file in self._files:
+            if _head(file)[1] != step:
+                os.truncate(f"/proc/self/fd/{file}", 0)
+
     def close(self) -> None:
         """Close the files."""
         self._end()
+
+
+def room(place: int | str | os.PathLike[str]) -> float:
+    """Return the bytes that this process may still write to an open file, or into a folder."""
+    there = os.fstatvfs(place) if isinstance(place, int) else os.statvfs(place)
+    return min(available(), there.f_bavail * there.f_frsize)
+
+
+def no_room(length: int, ranks: int, free: float, folder: str) -> MemoryError:
+    """Return the error for records of `length` bytes; `folder` is "" for anonymous memory.
+
+    `ranks` of this node need as much each; 0: all of them together.
+    """
+    rank, total = launched_rank(), SLOTS * length * max(ranks, 1)
+    of = "this rank's vault" if ranks else "the vaults of this node"
+    fix = "use more nodes, or fewer ranks on each"
+    if folder:
+        fix = (
+            f"make it larger (mount -o remount,size=…, docker run --shm-size=…) than the "
+            f"{(total >> 20) + 1} MiB of this node's ranks, or start without --max-restarts"
+        )
+    return MemoryError(
+        f"{f'rank {rank}: ' * (rank is not None)}the state of a step takes {length} bytes of {of}, "
+        f"{SLOTS * length} for {SLOTS} steps{f' and each of {ranks} ranks' * (ranks > 1)}; "
+        f"{int(free)} are free{f' in {folder}' * bool(folder)} on {socket.gethostname()}: {fix}"
+    )
 
 
 def _head(file: int) -> tuple[Any, ...]:

@@ -1,7 +1,11 @@
 """Records for the next start of a job: which are complete, and which folder is refused."""
 
+import errno
 import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 import mpidist as md
@@ -9,6 +13,8 @@ from mpidist.errors import InvalidArgument, LaunchError
 from mpidist.recovery import records
 from mpidist.recovery.records import RESTART, VAULTS, Ranks
 from mpidist.recovery.vault import SLOTS, Record
+from tests.support import processes
+from tests.support.jobs import LIMIT, ROOT
 
 
 def write(folder, ranks, steps):
@@ -98,6 +104,103 @@ def test_too_little_room_in_the_folder_is_said(tmp_path, monkeypatch):
         MemoryError, match="360000 for 3 steps and each of 2 ranks; 204800 are free"
     ):
         vault.write(2, [bytes(120_000)], share=1, shares=2)
+
+
+def test_state_that_does_not_fit_into_the_folder_is_told_before_mpi_starts(tmp_path, monkeypatch):
+    """Three times what the ranks have alike, and what an earlier start has left is room."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(VAULTS, str(tmp_path))
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setattr("mpidist.recovery.state.room", lambda _: 299_999)
+    said = r"rank 1: the state of a step takes 100000 bytes .* 300000 for 3 steps; 299999 are free"
+    with pytest.raises(MemoryError, match=rf"{said} in {tmp_path.parent} on \S+: make it larger"):
+        md.State(w=np.zeros(100_000, np.uint8))
+    md.State(w=np.zeros(99_999, np.uint8))
+    (tmp_path / "left").write_bytes(bytes(1000))
+    md.State(w=np.zeros(100_000, np.uint8))
+
+
+def test_full_folder_is_told_with_the_sizes(tmp_path, monkeypatch):
+    """Where another program has been faster than the look at the room."""
+    vault = Ranks(1, 0, 0, 1).vault(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        vault.write(1, [])  # the mark, which needs a page
+    pwrite = iter([lambda *_: 0, full])
+    monkeypatch.setattr(os, "pwrite", lambda *words: next(pwrite)(*words))
+    with pytest.raises(MemoryError, match=rf"takes 9 bytes .* are free in {tmp_path.parent} on "):
+        vault.write(1, [b"too large"])
+
+
+SMALL = """
+import os, sys
+import numpy as np
+import mpidist as md
+
+w, again = np.zeros(int(sys.argv[1]), np.uint8), int(os.environ["MPIDIST_RESTART"])
+
+@md.elastic
+def train(comm, state):
+    for step in range(state.step, 8):
+        comm.allreduce(np.ones(1))
+        w[:] = step + 1
+        state.commit()
+        if comm.rank == 1 and (again, step) in ((0, 4), (1, 6)):
+            os.kill(os.getpid(), 9)
+    os.write(1, b"%d ends\\n" % w[0])
+
+train(md.State(w=w, copies=True))
+"""
+GROWS = """
+import numpy as np
+import mpidist as md
+from mpidist import nn
+
+net = nn.Linear(3000, 1000)
+optimizer = nn.Adam(net.parameters())
+
+@md.elastic
+def train(comm, state):
+    for p in net.parameters():
+        p.grad = np.ones_like(p.data)
+    comm.allreduce(np.ones(1))
+    optimizer.step()
+    state.commit()
+
+train(md.State(net=net, optimizer=optimizer))
+"""
+
+
+def in_100_mib(tmp_path, text, *words):
+    """Run a job of two ranks with 100 MiB in /dev/shm, of which the MPI takes some."""
+    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], stderr=-3).returncode:
+        pytest.skip("needs root and a mount namespace")
+    (tmp_path / "small.py").write_text(text)
+    run = [sys.executable, "-m", "mpidist", "run", "-q", "-n", "2", "--max-restarts", "3"]
+    inside = 'mount -t tmpfs -o size=100m x /dev/shm && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", inside, "sh", *run, str(tmp_path / "small.py"), *words]
+    return processes.run(command, LIMIT, processes.environment(PYTHONPATH=str(ROOT)))
+
+
+@pytest.mark.long
+def test_next_starts_need_no_more_room_than_the_first(tmp_path):
+    done = in_100_mib(tmp_path, SMALL, "20000000")
+    assert done.status == 0, done.output
+    assert done.output.count("8 ends") == 2 and "start 3 of 4, from step 7" in done.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text, size", [(SMALL, 40_000_000), (GROWS, 36_012_000)])
+def test_too_large_a_state_is_told_once_and_at_once(tmp_path, text, size):
+    """With an optimizer, which has its moments after the first step only."""
+    done = in_100_mib(tmp_path, text, str(size))
+    assert done.status == 1, done.output
+    assert f"takes {size} bytes of the vaults of this node, {3 * size} for 3" in done.output
+    assert done.output.endswith("no new start: MemoryError would come again\n")
 
 
 def test_folder_must_be_this_users_alone(tmp_path, monkeypatch):

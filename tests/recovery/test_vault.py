@@ -105,6 +105,17 @@ def test_open_of_a_process_that_is_gone_or_of_another_file(tmp_path):
         Reader.open([str(other)] * SLOTS, 3)
 
 
+def test_records_are_given_back_but_that_of_a_step():
+    vault = Vault()
+    for step in (4, 5, 6):
+        vault.write(step, [b"%d" % step])
+    vault.reader().leave(5)
+    reader = vault.reader()
+    assert list(reader.steps()) == [5] and reader.read(5) == b"5"
+    reader.leave(None)
+    assert reader.steps() == {}
+
+
 def test_no_file_stays_open():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
