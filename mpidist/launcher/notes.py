@@ -14,6 +14,7 @@ from ..communicator.launcher_notes import AT_ONCE, NOTES, receive_note
 from ..foreign import typed
 from .movement import Movement
 from .ranks import RankState, Report, Reports, Seen
+from .starved import Starved
 
 
 class Notes(Reports):
@@ -27,6 +28,7 @@ class Notes(Reports):
         self._pids: dict[int, int] = {}  # of the first note of each rank
         self._folders: dict[int, str] = {}  # of their flight records
         self._movements: dict[int, Movement] = {}
+        self._starved: dict[int, Starved] = {}
         self._look_at = 0.0
         address = f"mpidist-{secrets.token_hex(8)}"
         self.variables = {NOTES: address}
@@ -48,6 +50,7 @@ class Notes(Reports):
             if key.fileobj is not self._notes:
                 self._forget(key)
                 if key.data is not None:
+                    key.data.starved = self._starved[key.data.number].now()
                     self._new.append((key.data, None))
         if self._movements and time.monotonic() > self._look_at:
             self._look()
@@ -80,6 +83,9 @@ class Notes(Reports):
         if note.rank not in self._known:
             self._known[note.rank] = RankState(note.rank, note.host)
             self.observe(pid, self._known[note.rank])
+            self._starved[note.rank] = Starved()
+        if note.mpi is not None:
+            self._starved[note.rank].see(pid)
         self._pids.setdefault(note.rank, pid)
         if note.flight is not None:
             self._folders[note.rank] = note.flight

@@ -63,6 +63,7 @@ def load(room: str, name: str) -> ModuleType:
 
 
 notes, movement = load("communicator", "launcher_notes"), load("launcher", "movement")
+starved = load("launcher", "starved")
 
 
 def connect(address: str) -> socket.socket | None:
@@ -89,6 +90,7 @@ class RankProcess:
         self.rank, self.label, self.logs = notes.launched_rank() or 0, label, logs
         self.roll_call = roll_call
         self.flight = ""  # folder of the program's flight record
+        self.starved = starved.Starved()
         self.child: subprocess.Popen | None = None
         self.records = ""  # this node's folder for the records of a job on several nodes
         self.connection = connect(address)
@@ -131,6 +133,8 @@ class RankProcess:
                     return
                 pid, facts = received  # whichever process of the program sent them
                 self.forward_note(facts)
+                if "mpi" in facts:  # a shell around the program may have changed its group
+                    self.starved.see(pid)
                 if isinstance(facts.get("flight"), str):
                     self.flight = facts["flight"]
                     if self.roll_call:
@@ -253,6 +257,7 @@ class RankProcess:
             )
             self.report(status=127)
             return 127
+        self.starved.see(self.child.pid)
         guard, pipe = start_guard(self.child.pid)
         for number in FORWARDED:
             signal.signal(number, self.send)
@@ -268,7 +273,7 @@ class RankProcess:
         join(threads, REPORT_SECONDS)
         # What the program itself said comes before how it ended: the first may be the reason.
         self.forward_notes()
-        self.report(status=status)
+        self.report(status=status, starved=self.starved.now())
         end_rest(self.child.pid)
         join(threads, OUTPUT_SECONDS)  # what those processes wrote
         # Tell the guard not to kill the group.  If everything is being killed, the guard may

@@ -35,6 +35,7 @@ class RankState:
     status: int | str | None = None
     mpi: str = ""  # "starting" or "started"; empty before MPI_Init
     left: int | None = None  # exit code that a Python program has announced
+    starved: bool = False  # whether the kernel has killed one of its group for want of memory
     lost: bool = False  # whether its monitor has gone before it reported the exit status
     flight: str = ""  # folder of its flight record, on its host
     still: bool | None = None  # whether that record has not moved for some time; None without one
@@ -78,6 +79,8 @@ class RankState:
             )
         elif isinstance(self.status, int) and self.status < 0:
             how = f"was killed by signal {signal_name(-self.status)}"
+        if self.starved and self.code == 128 + signal.SIGKILL:
+            how += "; as memory ran out, the kernel has killed a process of its control group"
         return how
 
 
@@ -128,6 +131,7 @@ class Report:
     failure: dict[str, str] | None = None  # the exception that ends it: kind, line, text
     exit: int | None = None  # exit code that a Python program announces before its end
     status: int | None = None  # exit status, which only a monitor knows
+    starved: bool | None = None  # as in RankState, with the status
     flight: str | None = None  # folder of its flight record
     late: bool | None = None  # whether it waits for a roll call, as a deadline has passed
     still: bool | None = None  # as in RankState

@@ -230,6 +230,7 @@ class Supervisor:
             rank.still = report.still
         if report.seen is not None and self._roll is not None:
             self._roll.answers[rank.number] = report.seen
+        rank.starved = rank.starved or bool(report.starved)
         if report.exit is not None:
             rank.left = report.exit
         if report.status is not None:

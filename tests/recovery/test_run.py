@@ -6,6 +6,8 @@ import re
 import signal
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,6 +86,50 @@ def test_spare_takes_the_place(survives, point):
 )
 def test_any_rank_at_any_time(survives, kills, spares):
     survives("numpy", kills, spares=spares)
+
+
+@pytest.fixture
+def small_group():
+    """Yield the folder of a control group of 300 MB."""
+    root = Path("/sys/fs/cgroup")
+    version = 1 if (root / "memory").is_dir() else 2
+    folder = root / ("memory" if version == 1 else "") / f"mpidist-test-{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs a memory control group of its own")
+    try:
+        if not limit.exists():  # a folder of another kind of file system
+            pytest.skip("needs a memory control group of its own")
+        limit.write_text("300000000")
+        with suppress(OSError):  # without swap
+            (folder / limit.name.replace("memory.limit", "memory.memsw.limit")).write_text(
+                "300000000"
+            )
+            (folder / "memory.swap.max").write_text("0")
+        yield str(folder)
+    finally:
+        time.sleep(0.1)  # until the kernel has freed the last process
+        folder.rmdir()
+
+
+OOM = r"rank 1 on \S+ was killed by signal 9 \(SIGKILL\); as memory ran out, the kernel has killed "
+
+
+@needs_ulfm
+def test_memory_runs_out_on_a_rank_and_a_spare_takes_the_place(survives, small_group):
+    last = survives("numpy", "1:before:20", how=small_group).strip().splitlines()[-1]
+    assert re.search(f"^mpidist run: finished on 3 of 4 ranks: {OOM}", last), last
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+def test_memory_runs_out_and_the_job_ends(small_group, python):
+    finished, _, done = elastic_chaos.train(
+        *("numpy", STEPS, 2, 0), survive=False, python=python, KILL="1:before:20", HOW=small_group
+    )
+    assert finished.status == 137 and not done, finished.output
+    assert re.search(f"^mpidist run: {OOM}", finished.output, re.MULTILINE), finished.output
 
 
 @pytest.mark.long

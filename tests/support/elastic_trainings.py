@@ -2,7 +2,8 @@
 
 Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
 file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
-comes to a point for the N-th time: by SIGKILL, or as HOW says; with W:POINT:N:S in start S of the
+comes to a point for the N-th time: by SIGKILL, or as HOW says, which may be the
+folder of a control group to exceed; with W:POINT:N:S in start S of the
 job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
 mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
 printed as "lines COUNT".  "part" is where MPI is to make a communicator of some of the ranks.  With
@@ -39,6 +40,9 @@ EACH = os.environ.get("MPIDIST_VAULTS") and not os.environ.get("SPACED")
 State = partial(md.State, copies=True) if EACH else md.State
 DEVICE = os.environ.get("DEVICE", "cpu")
 _seen: dict[str, int] = {}
+_hoard: list[np.ndarray] = []
+if HOW.startswith("/") and str(WORLD) in (kill[0] for kill in KILLS):
+    (Path(HOW) / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def say(text: str) -> None:
@@ -56,6 +60,8 @@ def at(point: str) -> None:
         raise ValueError("of the test")
     if HOW == "exit":
         os._exit(3)
+    while HOW.startswith("/"):  # more than the control group allows
+        _hoard.append(np.ones(1 << 20))
     os.kill(os.getpid(), {"kill": 9, "crash": 11}[HOW])
 
 
