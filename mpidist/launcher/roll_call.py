@@ -113,7 +113,8 @@ def called(wanted: str | None) -> list[str]:
 def lines(seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> list[str]:
     """Return where ranks are: two lines for each group of ranks in one call with one stack.
 
-    The smallest group comes first.  `hosts` has the hosts of ranks that are to be named.
+    Those that wait for others come last, else the smallest group first.  `hosts` has the hosts of
+    ranks that are to be named.
     """
     Stacks = dict[tuple[str, ...], list[int]]
     by_call: dict[tuple[bool, str], Stacks] = defaultdict(lambda: defaultdict(list))
@@ -128,9 +129,9 @@ def lines(seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> list[str]:
             max(others, key=len).extend(bare)
         groups += others or [bare]
 
-    def order(group: list[int]) -> tuple[int, bool, int]:
-        one = seen[group[0]]
-        return len(group), one.call.startswith("in ") and not one.stopped, min(group)
+    def order(group: list[int]) -> tuple[bool, int, bool, int]:
+        waits = any(seen[rank].waits for rank in group)
+        return waits, len(group), seen[group[0]].call.startswith("in "), min(group)
 
     groups.sort(key=order)
     found = []

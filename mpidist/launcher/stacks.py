@@ -21,12 +21,15 @@ from .processes import stat, working_folder
 WITHIN = 0.6  # seconds for the stacks of all processes, in equal parts for both ways
 _SETTLED = 0.03  # seconds without more text, for a frame inside may look like the outermost one
 _OUTERMOST = "<module>", "_run_module_as_main", "_run_code"  # functions of a main thread
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)', re.MULTILINE)
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BESIDE = ("/runpy.py", "/mpi4py/run.py", "/mpi4py/__main__.py")
 # What starts a program, and what hands over the exception that ended it.
 _OWN = ("launcher/rank_program.py", "communicator/launch.py", "communicator/launcher_notes.py")
 _AROUND = (*_BESIDE, *(_PACKAGE + name for name in _OWN))
+_THREADS, _END = "/threading.py", "_shutdown"  # where a program that has left waits for threads
+_TRIES = 3  # of py-spy, for stacks of processes that run
+_Frame = tuple[str, str, str]  # file, line, function
 
 
 class Stack(NamedTuple):
@@ -51,6 +54,18 @@ def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
     spy = _spy()
     if spy is None:
         return {}
+    found: dict[int, list[_Frame]] = {}
+    left = list(pids)
+    for _ in range(_TRIES):
+        read = _dumped(spy, left, until)
+        found |= {pid: max(found.get(pid, []), read[pid], key=len) for pid in read}
+        # The process runs meanwhile: of a generator that just ends the callers are not seen.
+        left = [pid for pid in read if not found[pid] or found[pid][-1][2] not in _OUTERMOST]
+    return {pid: _stack(frames) for pid, frames in found.items()}
+
+
+def _dumped(spy: str, pids: Sequence[int], until: float) -> dict[int, list[_Frame]]:
+    """Return the frames of main threads that py-spy reads until then."""
     found, running = {}, {}
     for pid in pids:
         with suppress(OSError):
@@ -65,14 +80,26 @@ def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
             text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
             threads = json.loads(text)
             main = _main_thread(threads, pid)
-            frames = [(f["filename"], str(f["line"]), f["name"]) for f in main["frames"]]
-            found[pid] = _stack(frames)
+            others = (each for each in threads if each is not main)
+            found[pid] = _with_left(*map(_frames, (main, *others)))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
         except (ValueError, KeyError, TypeError):
             pass
     return found
+
+
+def _frames(thread: dict[str, Any]) -> list[_Frame]:
+    return [(each["filename"], str(each["line"]), each["name"]) for each in thread["frames"]]
+
+
+def _with_left(main: list[_Frame], *others: list[_Frame]) -> list[_Frame]:
+    """Return the frames of a main thread; at its end, those of the threads left come before."""
+    if not main or main[-1][2] != _END or not main[-1][0].endswith(_THREADS):
+        return main
+    known = (frame for each in others for frame in each if not frame[0].endswith(_THREADS))
+    return [*known, main[-1]]
 
 
 def _spy() -> str | None:
@@ -134,14 +161,13 @@ def parsed(text: str) -> Stack:
     """Return the main thread's stack from the text of faulthandler, which has it last."""
     if not text:
         return Stack(why="the process did not answer: it may be inside the kernel")
-    *_, last = re.split(r"^(?:Current thread|Thread) .*\n", text, flags=re.MULTILINE)
-    if re.search(r"^\.\.\.$", last, re.MULTILINE):
+    threads = re.split(r"^(?:Current thread|Thread) .*\n", text, flags=re.MULTILINE)
+    if re.search(r"^\.\.\.$", threads[-1], re.MULTILINE):
         return Stack(why="the process has more than 100 threads")
-    matches = (_FRAME.match(line) for line in last.splitlines())
-    frames = [(found[1], found[2], found[3]) for found in matches if found]
-    if not text.endswith("\n") or (frames and frames[-1][2] == "_bootstrap"):
+    *others, main = (_FRAME.findall(each) for each in threads)
+    if not text.endswith("\n") or (main and main[-1][2] == "_bootstrap"):
         return Stack(why="the process has not written its main thread's stack in time")
-    return _stack(frames)
+    return _stack(_with_left(main, *others))
 
 
 def _stack(frames: Sequence[tuple[str, str, str]]) -> Stack:

@@ -351,6 +351,18 @@ def test_a_stopped_rank_is_apart():
     assert first.startswith("rank 2: in #8; state T (do") and others.startswith("ranks 0-1: in #8")
 
 
+def test_those_that_wait_for_others_come_last():
+    """In a message too; and of ranks that all wait, the fewest come first."""
+    ranks = {rank: seen("after #7", "a.py:3 f") for rank in range(3)}
+    ranks[3] = seen("in #8", "a.py:4 f")
+    ranks[4] = seen("after #7", "a.py:5 f", since="waiting since 9:00 in a.py:5")
+    heads = [line.partition(":")[0] for line in lines(ranks, {}) if line[0] != " "]
+    assert heads == ["ranks 0-2", "rank 4", "rank 3"]
+    ranks[5] = seen("in #8", "a.py:4 f")
+    heads = [line.partition(":")[0] for line in lines(ranks, {}) if line[0] != " "]
+    assert heads == ["ranks 0-2", "rank 4", "ranks 3, 5"]
+
+
 def test_many_groups_are_cut():
     found = lines({rank: seen(f"in #{rank}") for rank in range(GROUPS + 5)}, {})
     assert found[-1] == f"ranks {GROUPS}-{GROUPS + 4}: in 5 more groups"

@@ -1,5 +1,6 @@
 """Python stacks of processes, by py-spy and by the signal."""
 
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,26 @@ def test_stopped_beyond_py_spy(tmp_path, request):
         assert stacks.stacks([pid])[pid].why.startswith("stopped; py-spy could not read it")
 
 
+SPY = """#!/bin/sh
+cat {0}/torn && rm {0}/torn || cat {0}/whole
+"""
+
+
+def test_torn_stack_is_read_again(tmp_path, without_spy, monkeypatch):
+    """Of a process that runs meanwhile; at the end of a program no frame tells that it is whole."""
+    pid = os.getpid()
+    (tmp_path / "py-spy").write_text(SPY.format(tmp_path))
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    frames = [{"filename": "/a/b.py", "line": n, "name": name} for n, name in enumerate("xyz")]
+    module = {"filename": "/a/b.py", "line": 9, "name": "<module>"}
+    for last, whole in (module, "b.py:9 <module>"), (frames[-1], "b.py:2 z"):
+        for name, dumped in ("torn", frames[:1]), ("whole", [*frames[:2], last]):
+            thread = {"os_thread_id": pid, "thread_name": "MainThread", "frames": dumped}
+            (tmp_path / name).write_text(json.dumps([thread]))
+        assert stacks.stacks([pid])[pid].frames == ("b.py:0 x", "b.py:1 y", whole)
+
+
 SLOWLY = """
 import os, signal, sys, time
 from mpidist.communicator import stack_signal
@@ -172,6 +193,13 @@ def test_of_many_processes_in_time(tmp_path, without_spy):
             'Current thread 0x02 (most recent call first):\n  File "/a/b.py", line 7 in <lambda>\n'
             '  File "<frozen runpy>", line 88 in _run_code\n  File "/a/main.py", line ?? in g h\n',
             stacks.Stack(("b.py:7 <lambda>", "main.py:?? g h")),
+        ),
+        (
+            'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n'
+            '  File "/lib/threading.py", line 1002 in _bootstrap\n\n'
+            "Thread 0x02 (most recent call first):\n"
+            '  File "/lib/threading.py", line 1590 in _shutdown\n',
+            stacks.Stack(("x.py:3 f", "threading.py:1590 _shutdown")),
         ),
         (
             'Thread 0x01 (most recent call first):\n  File "/a/x.py", line 3 in f\n...\n',
