@@ -6,9 +6,11 @@ comes to a point for the N-th time: by SIGKILL, or as HOW says, which may be the
 folder of a control group to exceed; with W:POINT:N:S in start S of the
 job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
 mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
-printed as "lines COUNT".  "part" is where MPI is to make a communicator of some of the ranks.  With
-MORE a later start of the job ends as many steps behind its first one: so the first start can go on
-until the test has lost a node, however long that takes.
+printed as "lines COUNT".  "MODULE.py@NUMBER" is that line of that module in this step, in which the
+others are late; each line that was run goes to a file in the folder LINES, with how often it was.
+"part" is where MPI is to make a communicator of some of the ranks.  With MORE a later start of the
+job ends as many steps behind its first one: so the first start can go on until the test has lost a
+node, however long that takes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import types
 import zlib
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK",
 START = os.environ.get("MPIDIST_RESTART", "0")
 FILE = Path(os.environ["ELASTIC_TEST"]) / str(WORLD)
 KILLS = [tuple(kill.split(":")) for kill in os.environ.get("KILL", "").split()]
+AT_SOURCE = any("@" in point for _, point, *_ in KILLS)
+AT_LINE = AT_SOURCE or any(point == "line" for _, point, *_ in KILLS)
 HOW = os.environ.get("HOW", "kill")
 MORE = int(os.environ.get("MORE", "0"))
 # For the next start every step is copied, so that tests know the one that it begins with.
@@ -95,7 +98,12 @@ def _line(frame, event, _):
     if not frame.f_code.co_filename.startswith(HERE):
         return None
     if event == "line":
+        line = f"{frame.f_code.co_filename[len(HERE) + 1 :]}@{frame.f_lineno}"
+        again = {"line": _seen.get("line", 0) + 1, line: _seen.get(line, 0) + 1}
+        if any((str(WORLD), point, str(n)) in KILLS for point, n in again.items()):
+            print(f"rank {WORLD} lost at {line}", flush=True)
         at("line")
+        at(line)
     return _line
 
 
@@ -108,12 +116,17 @@ def commit(state, **values) -> None:
     if MORE and START != "0":
         STEPS, MORE = state.step + MORE, 0
     say(f"step {state.step}")
-    if "line" in (point for _, point, *_ in KILLS) and state.step == 10 * (WORLD + 1):
+    if AT_LINE and state.step == 10 * (WORLD + 1):
         sys.settrace(_line)
         sys._getframe(1).f_trace = None
+    elif AT_SOURCE and state.step % 10 == 0:
+        time.sleep(0.05)  # the rank that goes on comes to the lines of a wait, too
     elif _seen.get("line") and sys.gettrace():
         sys.settrace(None)
         print(f"lines {_seen['line']}", flush=True)
+        if "LINES" in os.environ:
+            lines = [f"{point} {n}\n" for point, n in _seen.items() if "@" in point]
+            Path(os.environ["LINES"], str(WORLD)).write_text("".join(lines))
 
 
 X = np.random.default_rng(1).normal(size=(600, 10)).astype(np.float32)
@@ -327,20 +340,11 @@ def pipeline_training():
     train(State(rng=rng))
 
 
-def leave_out_compiler():
-    """Let optimizers import no compiler, with which they decorate their methods and nothing else.
-
-    It takes as long as PyTorch itself, in each of the ranks that tests start and kill.
-    """
-    compiler = types.ModuleType("torch._dynamo")
-    compiler.disable = lambda function, recursive=True, wrapping=True: function
-    compiler.graph_break = lambda: None
-    sys.modules["torch._dynamo"] = compiler
-
-
 def torch_training(wrapper):
     """PyTorch: dropout, BatchNorm, a scheduler, a loader; md.DDP, the stock DDP, or ZeRO."""
     if wrapper != "torch" and DEVICE == "cpu":  # the stock DDP asks it more
+        from tests.support.forked import leave_out_compiler
+
         leave_out_compiler()
     import torch
     import torch.distributed as dist
