@@ -18,7 +18,7 @@ def test_killed_rank_leaves_same_bits(wrapper, executor):
     if executor == "nccl":
         where["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         if not lets_share(load().get_version(), where):
-            pytest.skip("needs NCCL 2.30.3, for ranks that share a GPU")
+            pytest.skip("this executor cannot be here: ranks share a GPU from NCCL 2.30.3 on")
     finished, _, undisturbed = train(wrapper, 40, 2, 2, **where)
     assert len(undisturbed) == 2 and len(set(undisturbed)) == 1, finished.output
     points = ["before", "after", *["barrier"] * (executor == "ipc_slots")]
