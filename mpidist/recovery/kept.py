@@ -187,6 +187,37 @@ def buffers_of(objects: Iterable[Kept]) -> dict[str, list[np.ndarray]]:
     return found
 
 
+def without_owner(objects: Sequence[Kept]) -> str:
+    """Return the name of an optimizer of parameters that none of the objects has; "" if none.
+
+    A rank that takes a place would have other weights.  Nothing is known of stages of a pipeline,
+    nor of an object that is no model and has arrays in its state.
+    """
+    owned: set[int] = set()
+    for kept in objects:
+        value = kept.value
+        stages = kept.divided and not kept.has_rates
+        if stages or (kept.kind is SMALL and _may_have_arrays(kept)):
+            return ""
+        owned |= set(map(id, value.parameters())) if kept.is_model else {id(value)}
+    for kept in objects:
+        if kept.kind is not MODEL or kept.divided or kept.is_model:
+            continue
+        groups = getattr(kept.value, "param_groups", None)
+        found = getattr(kept.value, "parameters", ()) if groups is None else groups
+        for p in (p for one in found for p in (one["params"] if groups else [one])):
+            if getattr(p, "requires_grad", True) and id(p) not in owned:
+                return kept.name
+    return ""
+
+
+def _may_have_arrays(kept: Kept) -> bool:
+    try:
+        return bool(packed(kept.state(), kept.name)[1])
+    except InvalidArgument:  # something that is neither an array nor plain
+        return True
+
+
 def _copy(array: Any) -> Any:
     return array.clone() if library(array) == "torch" else array.copy()
 

@@ -30,6 +30,7 @@ from .kept import (
     buffers_of,
     is_plain,
     options_of,
+    without_owner,
 )
 from .observer import Observer, Sending
 from .pace import Pace
@@ -292,7 +293,8 @@ class State:
         InvalidArgument
             If a value cannot be kept, or a random number generator was used since the last call of
             the communicator, so that nobody could know its state if this rank were lost; or between
-            two backward passes of a step, whose gradients would be lost.
+            two backward passes of a step, whose gradients would be lost; or an optimizer changes
+            parameters that no object has.
         """
         comm, seen = self._comm or self._inside("commit"), self._seen
         assert seen is not None
@@ -300,6 +302,11 @@ class State:
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: gradients have been added up and not used, which a "
                 "loss would drop: call commit() behind the step of the optimizer only"
+            )
+        if self.step == self._begun and (name := without_owner([*self._kept.values()])):
+            raise InvalidArgument(
+                f"rank {comm.rank}: commit: {name} has parameters that no object of State has, so "
+                "a loss would leave them as they are: expected their model, too"
             )
         if not seen.called:
             comm.barrier()

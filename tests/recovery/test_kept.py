@@ -8,7 +8,7 @@ import pytest
 
 import mpidist as md
 from mpidist import nn
-from mpidist.recovery.kept import GENERATOR, MODEL, SMALL, Kept, buffers_of
+from mpidist.recovery.kept import GENERATOR, MODEL, SMALL, Kept, buffers_of, without_owner
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,31 @@ def test_buffers_of_a_model_come_back():
 def test_only_what_no_other_rank_has_needs_a_copy(value):
     assert not Kept.of("x", value, False).needs_copy
     assert Kept.of("x", value, True).needs_copy == isinstance(value, np.ndarray)
+
+
+def kept(**objects):
+    return [Kept.of(name, value, False) for name, value in objects.items()]
+
+
+def test_optimizer_of_parameters_that_no_object_has_is_found():
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    adam, rng = nn.Adam(net.parameters(), 0.1), np.random.default_rng(0)
+    assert without_owner(kept(net=net, adam=adam, rng=rng)) == ""
+    assert without_owner(kept(net=other, adam=adam, rng=rng)) == "adam"
+    own = SimpleNamespace(state_dict=lambda: {"w": np.ones(2)}, load_state_dict=id)
+    assert without_owner(kept(adam=adam, own=own)) == ""  # it may have them
+    own.state_dict = lambda: {"w": 1}
+    assert without_owner(kept(adam=adam, own=own)) == "adam"
+
+
+def test_optimizer_of_pytorch_of_parameters_that_no_object_has_is_found():
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    net, u = torch.nn.Linear(2, 2), torch.zeros(3, requires_grad=True)
+    net.bias.requires_grad = False
+    sgd = torch.optim.SGD([{"params": net.parameters()}, {"params": [u]}], 0.1)
+    rates = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+    assert without_owner(kept(net=torch.compile(net), u=u, sgd=sgd, rates=rates)) == ""
+    assert without_owner(kept(net=net, sgd=sgd, rates=rates)) == "sgd"
+    assert without_owner(kept(weight=net.weight, u=u, sgd=sgd)) == ""
+    scaler = torch.amp.GradScaler("cpu")
+    assert without_owner(kept(u=u, sgd=sgd, scaler=scaler)) == "sgd"

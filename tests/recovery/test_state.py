@@ -327,6 +327,23 @@ def test_second_loss_before_all_have_begun():
     md.run_simulated(3, program)
 
 
+def test_optimizer_without_its_model_is_named_by_the_first_commit():
+    """Not where the model comes later, by `keep`."""
+
+    def program(comm):
+        net = a_net()
+        state = md.State(optimizer=nn.Adam(net.parameters()))
+        state.begin(comm, {})
+        with pytest.raises(md.InvalidArgument, match=f"rank {comm.rank}: commit: optimizer has"):
+            state.commit()
+        state.keep("net", net)
+        state.commit()
+        assert state.step == 1
+        state.end()
+
+    md.run_simulated(2, program)
+
+
 def test_step_without_a_call_is_a_barrier():
     """Else a rank could be many steps ahead of another, which would be lost with its records."""
 
