@@ -294,7 +294,7 @@ class State:
             If a value cannot be kept, or a random number generator was used since the last call of
             the communicator, so that nobody could know its state if this rank were lost; or between
             two backward passes of a step, whose gradients would be lost; or an optimizer changes
-            parameters that no object has.
+            parameters that no object has, or buffers of a model were changed after that call.
         """
         comm, seen = self._comm or self._inside("commit"), self._seen
         assert seen is not None
@@ -336,9 +336,25 @@ class State:
                 "of the communicator in this step: call commit() directly behind the step of the "
                 "optimizer, or pass State(copies=True)"
             )
+        elif self.step == self._begun and (name := self._changed_buffers()):
+            raise InvalidArgument(
+                f"rank {comm.rank}: commit: buffers of {name} were changed after the last call of "
+                "the communicator in this step, as by AveragedModel: pass State(copies=True)"
+            )
         self._sending = sending
         self._small, self.step, self.values = small, step, values
         seen.committed(sending)
+
+    def _changed_buffers(self) -> str:
+        """Return the name of a model whose buffers are not those written before the last call."""
+        if not self._written:
+            return ""
+        assert self._seen is not None
+        before, now = from_bytes(self._written).buffers, self._seen.own_buffers()
+        for name in before.keys() & now.keys():
+            if not all(a.tobytes() == b.tobytes() for a, b in zip(before[name], now[name])):
+                return name
+        return ""
 
     def _inside(self, what: str) -> Communicator:
         if self._comm is None:
@@ -490,7 +506,7 @@ class State:
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
         self._seen = Observer(self._kept, self._sending, self.generation > 0)
-        self._comm, self._size = comm, comm.size
+        self._comm, self._size, self._written = comm, comm.size, b""
         self._told_once |= comm.rank != 0
         begin = time.perf_counter()
         if self.copies:

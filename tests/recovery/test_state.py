@@ -344,6 +344,37 @@ def test_optimizer_without_its_model_is_named_by_the_first_commit():
     md.run_simulated(2, program)
 
 
+@pytest.mark.parametrize("copies", [None, True])
+def test_buffers_changed_behind_the_last_call_are_named_unless_they_are_copied(copies):
+    """A spare would get those of the lost rank, as they were before that call."""
+    if find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    import torch
+
+    def program(comm):
+        net = torch.nn.BatchNorm1d(3)
+        ema = torch.optim.swa_utils.AveragedModel(net)
+        state = md.State(net=net, ema=ema, copies=copies)
+        state.begin(comm, {})
+        net(torch.ones(4, 3))
+        comm.allreduce(1)
+        if copies:
+            ema.update_parameters(net)
+        state.commit()
+        state.leave()
+        state.begin(comm.split(0), {})
+        state._comm.allreduce(1)
+        ema.update_parameters(net)
+        if copies:
+            state.commit()
+        else:
+            with pytest.raises(md.InvalidArgument, match="commit: buffers of ema were changed"):
+                state.commit()
+        state.end()
+
+    md.run_simulated(2, program)
+
+
 def test_step_without_a_call_is_a_barrier():
     """Else a rank could be many steps ahead of another, which would be lost with its records."""
 
