@@ -37,6 +37,7 @@ from . import stack_signal
 from .communicator import DEBUG, Communicator
 from .failure import describe
 from .launcher_notes import (
+    FOR_LOSSES,
     HYDRA,
     OPEN_MPI,
     SLURM,
@@ -311,9 +312,9 @@ def started() -> Communicator | None:
 def start_mpi(thread_level: str) -> Any:
     """Import mpi4py's MPI, which starts it with this thread level, if it is known."""
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # else a warning at every shared window
-    # With mpirun --with-ft: else MPI_Finalize now and then waits for ever for a rank that is lost.
     if FAULT_TOLERANT in os.environ:
-        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
+        for name, value in FOR_LOSSES.items():
+            os.environ.setdefault(name, value)
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:

@@ -26,6 +26,11 @@ OTHERS_FAIL_WITHIN = 0.3  # seconds for ranks that fail alike, before the first 
 ROLL_CALL_WITHIN = 1.0  # seconds for a look at the ranks, after a missed deadline
 AT_ONCE = 1000  # notes to read: a flood of them must not keep the reader
 CREDENTIALS = struct.Struct("3i")  # process, user and group of the sender of a note
+# Two waits of Open MPI (5.0.11) for ever: MPI_Finalize waits now and then for a lost rank.  And a
+# rank whose parent in the tree of an agreement dies asks the grandparent for the result, which
+# does not answer if it has not heard of the death by its own decision.  In a star (3) nobody has a
+# grandparent.
+FOR_LOSSES = {"OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_coll_ftagree_era_topology": "3"}
 
 
 class Variables(NamedTuple):

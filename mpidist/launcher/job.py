@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGQUIT
 
-from ..communicator.launcher_notes import OF_MPI, SLURM, launched_rank
+from ..communicator.launcher_notes import FOR_LOSSES, OF_MPI, SLURM, launched_rank
 from ..errors import InvalidArgument, LaunchError
 from .allocation import SlurmAllocation, cores, in_step, kill_wait, requeue, whole_job
 from .command_line import Launch, local_launch, slurm_launch
@@ -287,7 +287,7 @@ def outlive_losses(launch: Launch, library: InstalledMpi, option: str) -> None:
             "memory or a Checkpoint"
         )
     launch.launcher[1:1] = ["--with-ft", "ulfm"]
-    wanted = {"OMPI_MCA_async_mpi_finalize": "1"}  # MPI_Finalize does not wait for the lost
+    wanted = dict(FOR_LOSSES)
     if launch.allocated:
         wanted["OMPI_MCA_coll"] = "^han,cuda"  # whose agreement between nodes may hang
     launch.settings.update({k: v for k, v in wanted.items() if k not in os.environ})
