@@ -45,7 +45,7 @@ class Restarts:
         self._folder: Path | None = None
         self._in_memory, self._lock = in_memory and most > 0, -1
         self._ends: list[tuple[object, ...]] = []
-        self._from = 0  # the step with which the last start has begun
+        self._from = 0, 0  # the training and the step with which the last start has begun
         self._begun = time.monotonic()
 
     def __enter__(self) -> Restarts:
@@ -102,14 +102,14 @@ class Restarts:
             return False
         down, step = self._look()
         self._ends.append((step, *_where(job)))
-        before, self._from = self._from, step or 0
+        before, self._from = self._from, step or (0, 0)
         soon = step is not None or seconds < SOON
         again = "" if job.cause is None else job.cause.comes_again
-        if again and not down and (soon or not job.begun) and self._from <= before:
+        if again and not down and soon and self._from <= before:
             say(f"{how}no new start: {again} would come again")
             return False
         if soon and len(self._ends) >= ALIKE and len(set(self._ends[-ALIKE:])) == 1:
-            where = "" if step is None else f" at step {step:,}"
+            where = "" if step is None else f" at step {step[1]:,}"
             say(f"{how}no progress: {ALIKE} starts in a row have ended alike{where}")
             return False
         if down:
@@ -121,12 +121,12 @@ class Restarts:
                 return False
         self.number += 1
         on = "" if self.ranks is None else f" on {counted(self.ranks, 'rank')}"
-        source = "" if step is None else f", from step {step:,} in memory"
+        source = "" if step is None else f", from step {step[1]:,} in memory"
         say(f"{how}start {self.number + 1} of {all_of_them}{on}{source}")
         return True
 
-    def _look(self) -> tuple[list[str], int | None]:
-        """Return the nodes that do not answer, and the step from which the next start goes on.
+    def _look(self) -> tuple[list[str], tuple[int, int] | None]:
+        """Return the nodes that do not answer, and from which training and step the next goes on.
 
         If none answers, it is not for being down.
         """

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..backends.flight import FlightRecord, read
-from ..communicator.launcher_notes import OF_MPI, launched_rank
+from ..communicator.launcher_notes import OF_MPI, SPARE, launched_rank
 from ..communicator.stack_signal import stack_file
 from ..errors import InvalidArgument
 from ..measure import counted
@@ -113,8 +113,8 @@ def called(wanted: str | None) -> list[str]:
 def lines(seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> list[str]:
     """Return where ranks are: two lines for each group of ranks in one call with one stack.
 
-    Those that wait for others come last, else the smallest group first.  `hosts` has the hosts of
-    ranks that are to be named.
+    Those that wait for others come last, spares behind them, else the smallest group first.
+    `hosts` has the hosts of ranks that are to be named.
     """
     Stacks = dict[tuple[str, ...], list[int]]
     by_call: dict[tuple[bool, str], Stacks] = defaultdict(lambda: defaultdict(list))
@@ -129,9 +129,9 @@ def lines(seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> list[str]:
             max(others, key=len).extend(bare)
         groups += others or [bare]
 
-    def order(group: list[int]) -> tuple[bool, int, bool, int]:
-        waits = any(seen[rank].waits for rank in group)
-        return waits, len(group), seen[group[0]].call.startswith("in "), min(group)
+    def order(group: list[int]) -> tuple[bool, bool, int, bool, int]:
+        waits, call = any(seen[rank].waits for rank in group), seen[group[0]].call
+        return SPARE in call, waits, len(group), call.startswith("in "), min(group)
 
     groups.sort(key=order)
     found = []

@@ -470,11 +470,6 @@ class Supervisor:
         cause = self.failures.cause(self.known.values())
         return cause or next(iter(self._failed()), None)
 
-    @property
-    def begun(self) -> bool:
-        """Whether a rank came through MPI_Init: before that no step was done."""
-        return any(rank.mpi == STARTED for rank in self.known.values())
-
     def _report(self, last: bool = False) -> None:
         """Print once which rank failed first.
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..communicator import layers
 from ..communicator.communicator import Communicator
 from .vault import Vault
 
@@ -37,26 +36,30 @@ class Guests:
 
     def __init__(self, comm: Communicator, vault: Callable[[int], Vault]):
         groups, self._comm = comm.topology.groups, comm
-        self._hosts = [host_of(groups, rank) for rank in range(comm.size)]
-        here = [rank for rank, host in enumerate(self._hosts) if host == comm.rank]
+        hosts = [host_of(groups, rank) for rank in range(comm.size)]
+        self._host = hosts[comm.rank]
+        # In the order in which their records come.
+        here = [rank for rank, host in enumerate(hosts) if host == comm.rank]
         self.vaults: Mapping[int, Vault] = {rank: vault(rank) for rank in here}
+        node = next(group for group in groups if comm.rank in group)
+        self.on_this_node = sum(host in node for host in hosts)
 
     def exchange(self, step: int, parts: Sequence[bytes | memoryview], alone: int) -> None:
         """Send the head of this rank's record to its host, and keep those of others; collective.
 
         `alone` is how many objects are another one on each rank.
         """
-        comm = self._comm
-        mine = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
-        lengths = layers.everyone(comm, mine.size)
-        counts = np.zeros((comm.size, comm.size), np.int64)
-        counts[range(comm.size), self._hosts] = lengths
+        comm, length = self._comm, sum(memoryview(part).nbytes for part in parts)
+        head = [np.array([length]), *(np.frombuffer(part, np.uint8) for part in parts)]
+        mine = np.concatenate([part.view(np.uint8) for part in head])
+        counts = [0] * comm.size
+        counts[self._host] = mine.size
         # By messages: a rank that dies in a call of the library itself holds the others.
-        got = comm.alltoall(mine, algorithm="linear", counts=counts.tolist())
-        at = 0
-        for rank, vault in sorted(self.vaults.items()):
-            vault.write(step, [got[at : at + lengths[rank]].data], alone=alone)
-            at += lengths[rank]
+        got = comm.alltoall(mine, algorithm="linear", counts=counts)
+        for vault in self.vaults.values():
+            (length,), got = got[:8].view(np.int64), got[8:]
+            vault.write(step, [got[:length].data], alone=alone, guest=1)
+            got = got[length:]
 
     def close(self) -> None:
         """Close the vaults."""

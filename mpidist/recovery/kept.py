@@ -22,6 +22,7 @@ from .packing import packed
 
 GENERATOR, MODEL, SMALL, OWN = "generator", "model", "small", "own"
 _STATEFUL = "state_dict", "load_state_dict"
+_OPTIMIZERS = "torch.optim.", "mpidist.nn."
 _FIXED = {bool, int, float, str, bytes, type(None)}
 _PLAIN = bool, int, float, str, tuple
 Groups = Sequence[Mapping[str, Any]]
@@ -191,24 +192,40 @@ def without_owner(objects: Sequence[Kept]) -> str:
     """Return the name of an optimizer of parameters that none of the objects has; "" if none.
 
     A rank that takes a place would have other weights.  Nothing is known of stages of a pipeline,
-    nor of an object that is no model and has arrays in its state.
+    of an object that is no model and has arrays in its state, and of optimizers of other libraries,
+    whose state may have weights.
     """
-    owned: set[int] = set()
+    owned: set[int] = set()  # by memory: a parameter may be a part of an array, or a buffer
     for kept in objects:
         value = kept.value
         stages = kept.divided and not kept.has_rates
         if stages or (kept.kind is SMALL and _may_have_arrays(kept)):
             return ""
-        owned |= set(map(id, value.parameters())) if kept.is_model else {id(value)}
+        alone = [] if kept.has_rates else [value]
+        arrays = [*value.parameters(), *kept.read_buffers()] if kept.is_model else alone
+        owned.update(map(_memory, arrays))
     for kept in objects:
-        if kept.kind is not MODEL or kept.divided or kept.is_model:
+        known = type(kept.value).__module__.startswith(_OPTIMIZERS)
+        if kept.kind is not MODEL or kept.divided or kept.is_model or not known:
             continue
         groups = getattr(kept.value, "param_groups", None)
         found = getattr(kept.value, "parameters", ()) if groups is None else groups
         for p in (p for one in found for p in (one["params"] if groups else [one])):
-            if getattr(p, "requires_grad", True) and id(p) not in owned:
+            if getattr(p, "requires_grad", True) and _memory(p) not in owned:
                 return kept.name
     return ""
+
+
+def _memory(array: Any) -> int:
+    """Return the address of an array, of which it may be a view; of other objects their number."""
+    if hasattr(array, "untyped_storage"):
+        return array.untyped_storage().data_ptr() or id(array)
+    array = array if isinstance(array, np.ndarray) else getattr(array, "data", array)
+    if not isinstance(array, np.ndarray):
+        return id(array)
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.__array_interface__["data"][0]
 
 
 def _may_have_arrays(kept: Kept) -> bool:

@@ -86,6 +86,7 @@ def start() -> int:
 def found(folder: Path, training: int | None = None) -> dict[Ranks, dict[int, Reader]]:
     """Open the vaults in a folder, of one training or of all; by their ranks."""
     groups: dict[Ranks, dict[int, Reader]] = {}
+    newest_of: dict[tuple[Ranks, int], int] = {}
     for name in sorted(os.listdir(folder), key=lambda name: ("-by-" in name, name)):
         match = _NAME.fullmatch(name)
         if match is None:
@@ -93,9 +94,13 @@ def found(folder: Path, training: int | None = None) -> dict[Ranks, dict[int, Re
         number, start, generation, rank, size = map(int, match.groups()[:5])
         ranks, by = Ranks(number, start, generation, size), int(match[6]) if match[6] else None
         files = ranks.files(folder, rank, by)
-        wanted = training in (None, number) and rank not in groups.get(ranks, ())
-        if wanted and all(map(os.path.exists, files)):
-            groups.setdefault(ranks, {})[rank] = Reader.open(files, rank)
+        if training in (None, number) and all(map(os.path.exists, files)):
+            reader = Reader.open(files, rank)
+            step = max(reader.steps(), default=-1)
+            # A begin that was left may have had a rank's records in another place.
+            if newest_of.get((ranks, rank), -2) < step:
+                newest_of[ranks, rank] = step
+                groups.setdefault(ranks, {})[rank] = reader
     return groups
 
 
@@ -120,12 +125,13 @@ def complete(steps: Sequence[Steps], size: int) -> dict[int, dict[int, Record]]:
         for rank, found in each.items():
             for step, record in found.items():
                 known = there.setdefault(step, {})
-                known[rank] = max(record, known.get(rank, record))  # the one with a share
+                if rank not in known or known[rank].guest:
+                    known[rank] = record
     whole = {
         step: records
         for step, records in there.items()
         if len(records) == size
-        and (in_shares(records) or any(r.shares == r.alone == 0 for r in records.values()))
+        and (in_shares(records) or not all(r.shares or r.guest for r in records.values()))
     }
     return whole or {
         step: records
@@ -166,12 +172,15 @@ def newest(offers: Sequence[Offer]) -> tuple[Ranks, int] | None:
     return max(there, key=order)[1:] if there else None
 
 
-def last_step(offers: Sequence[Offer]) -> int | None:
-    """Return the step from which the next start continues, None if there is none complete."""
+def last_step(offers: Sequence[Offer]) -> tuple[int, int] | None:
+    """Return the training and its step from which the next start continues, None if there is none.
+
+    A step of a later training is a later one.
+    """
     last = max((ranks.training for offer in offers for ranks in offer), default=0)
     of_last = [{r: steps for r, steps in offer.items() if r.training == last} for offer in offers]
     there = newest(of_last)
-    return None if there is None else there[1]
+    return None if there is None else (last, there[1])
 
 
 def as_text(offer: Offer) -> str:

@@ -49,6 +49,7 @@ from .vault import SLOTS, Reader, Vault, no_room, room
 
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
+_LOOKED_AT = 4096  # bytes up to which buffers are compared in each commit
 _STATE = 78  # tag of the message with the state for a rank that takes a place
 Small = bytes | tuple[dict[str, Any], dict[str, Any], dict[str, Groups]]
 """States, values and groups of optimizers at a commit, pickled unless nobody can change them."""
@@ -169,6 +170,7 @@ class State:
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
         self._own, self._written = b"", b""  # as in the last record
+        self._buffered = False  # whether that has buffers
         self._sending: Sending = []  # at the last commit
         self._same = True  # whether there are as many ranks as before the last change
         self._seen: Observer | None = None  # of this generation, else of the one before
@@ -186,13 +188,14 @@ class State:
     def _check_room(self) -> None:
         """Raise MemoryError if the objects, as they are, do not fit into the folder of the job.
 
-        What all ranks and earlier starts have written there is room for them: so whoever asks, and
-        whenever, has the same answer.  The ranks of a node together hold what they have alike.
+        What all ranks and earlier starts have written there is room for them: so a rank that asks
+        later than others has the same answer.  What they have alike the ranks of a node hold
+        together.
         """
         if self._folder is None:
             return
         here, length = 1 if self._comm is None else len(_here(self._comm)), 0
-        here += here if self._guests is not None else 0
+        here += 0 if self._guests is None else self._guests.on_this_node
         for kept in self._kinds[MODEL]:
             arrays = arrays_of({kept.name: packed(kept.state(), kept.name)})
             length += sum(map(len, arrays)) * (here if kept.needs_copy else 1)
@@ -277,8 +280,9 @@ class State:
         """Mark that this step is complete: after a loss, training continues behind it.
 
         It sends nothing, but where the step had no call of the communicator: then it is a barrier,
-        so that no rank is two steps ahead of another.  Under ``mpidist run --max-restarts`` on
-        several nodes, a copy of what this rank alone has is sent to a rank of the next node.
+        so that no rank is two steps ahead of another.  Under ``mpidist run --max-restarts`` some
+        commits are collective: those that agree how often to copy, and on several nodes those that
+        copy, as a rank of the next node gets what this one alone has.
 
         Parameters
         ----------
@@ -336,7 +340,7 @@ class State:
                 "of the communicator in this step: call commit() directly behind the step of the "
                 "optimizer, or pass State(copies=True)"
             )
-        elif self.step == self._begun and (name := self._changed_buffers()):
+        elif self._buffered and (name := self._changed_buffers()):
             raise InvalidArgument(
                 f"rank {comm.rank}: commit: buffers of {name} were changed after the last call of "
                 "the communicator in this step, as by AveragedModel: pass State(copies=True)"
@@ -346,8 +350,12 @@ class State:
         seen.committed(sending)
 
     def _changed_buffers(self) -> str:
-        """Return the name of a model whose buffers are not those written before the last call."""
-        if not self._written:
+        """Return the name of a model whose buffers are not those written before the last call.
+
+        Long ones are looked at now and then: they are compared by their bytes.
+        """
+        commits = self.step - self._begun
+        if len(self._written) > _LOOKED_AT and commits & (commits - 1) and commits % 64:
             return ""
         assert self._seen is not None
         before, now = from_bytes(self._written).buffers, self._seen.own_buffers()
@@ -411,6 +419,7 @@ class State:
         if self.copies or self._vault is None:
             return
         own = Own(self._own_state(), seen.own_buffers())
+        self._buffered = bool(own.buffers)
         if not own.generators and not own.buffers:
             return
         written = b"".join(to_parts(own))
@@ -497,6 +506,7 @@ class State:
             start = records.start()
             self._ranks = records.Ranks(self.training, start, self.generation, comm.size)
             vault = self._ranks.vault(self._folder, comm.rank)
+            self._close_guests()  # they are of a communicator that was left
             if len(comm.topology.groups) > 1:
                 keep = partial(self._ranks.vault, self._folder, by=comm.rank)
                 self._guests = Guests(comm, keep)
@@ -583,7 +593,8 @@ class State:
             held = [lengths for lengths, _ in offers]
             first = self._restore_copies(comm, held, readers, before, mine)
             if self._folder is not None:
-                self._make_room(comm, readers)
+                guests = {} if self._guests is None else self._guests.vaults
+                self._make_room(comm, {**readers, **{r: v.reader() for r, v in guests.items()}})
         if first is None:
             self._restore_in_place(comm, told, offers, known, newest)
         shared = layers.everyone(comm, measured)
@@ -621,22 +632,26 @@ class State:
                 kept.forget_gradients()
             if comm.rank == 0:
                 log.info("step %d goes on from the records of %s", self.step + 1, ranks)
-            others = [readers for of, readers in there.items() if of != ranks]
-            self._make_room(comm, there.get(ranks, {}), *others)
+        restored = None if chosen is None else chosen[0]
+        others = [readers for ranks, readers in there.items() if ranks != restored]
+        self._make_room(comm, {} if restored is None else there.get(restored, {}), *others)
         for readers in there.values():
             for reader in readers.values():
                 reader.close()
         return -1 if chosen is None else chosen[0].generation
 
-    def _make_room(self, comm: Communicator, *groups: Mapping[int, Reader]) -> None:
-        """Empty all records in the folder but, of the first group, those of the restored step.
+    def _make_room(
+        self, comm: Communicator, restored: Mapping[int, Reader], *others: Mapping[int, Reader]
+    ) -> None:
+        """Empty the records in the folder, but those of the restored step in the `restored` ones.
 
         Else those of the next ranks would need as much again.
         """
         layers.everyone(comm, True)  # all have read theirs
-        for number, readers in enumerate(groups):
-            for reader in readers.values():
-                reader.leave(self.step if number == 0 else None)
+        for reader in restored.values():
+            reader.leave(self.step)
+        for reader in (reader for readers in others for reader in readers.values()):
+            reader.leave(None)
 
     def _restore_copies(
         self,
@@ -822,6 +837,9 @@ class State:
         if self._vault is not None:
             self._vault.close()
             self._vault = None
+        self._close_guests()
+
+    def _close_guests(self) -> None:
         if self._guests is not None:
             self._guests.close()
             self._guests = None

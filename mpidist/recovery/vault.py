@@ -16,7 +16,7 @@ from ..errors import LaunchError
 
 SLOTS = 3  # a rank may write step k + 2 while another needs k: nobody commits a step ahead of k + 1
 UNCHECKED_BYTES = 64 << 10  # by which a record may grow without a look at the free memory
-_HEAD = struct.Struct("<8sq5Q")  # mark, step, and what a Record says of the bytes that follow
+_HEAD = struct.Struct("<8sq6Q")  # mark, step, and what a Record says of the bytes that follow
 _MARK, _TORN = b"mpidist1", b"\0" * 8
 
 
@@ -28,6 +28,7 @@ class Record(NamedTuple):
     share: int = 0  # the number of its share of what all ranks have alike,
     shares: int = 0  # of how many; 0 if it has none
     alone: int = 0  # objects that are another one on each rank
+    guest: int = 0  # whether a rank of another node keeps it: it has no share
 
 
 class Vault:

@@ -299,11 +299,8 @@ def test_no_watch_is_refused_with_restarts():
     assert done.status != 0 and "--no-watch: only without" in done.output
 
 
-def ended(cause, interrupted=0, passed=(), told="rank 1 failed", begun=True):
-    passed = set(passed)
-    return SimpleNamespace(
-        cause=cause, interrupted=interrupted, passed=passed, told=told, begun=begun
-    )
+def ended(cause, interrupted=0, passed=(), told="rank 1 failed"):
+    return SimpleNamespace(cause=cause, interrupted=interrupted, passed=set(passed), told=told)
 
 
 def raised(line, rank=0, kind="ValueError"):
@@ -355,8 +352,26 @@ def test_again_where_something_was_done_before_it(monkeypatch):
     clock = iter(range(0, 1000, 100))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with Restarts(9, False) as starts:
-        assert starts.again(ended(wrong), 1)
-        assert not starts.again(ended(wrong, begun=False), 1)
+        assert starts.again(ended(wrong), 1) and starts.again(ended(wrong), 1)
+
+
+def test_again_where_a_later_training_has_come_less_far():
+    wrong = raised(5, kind="MemoryError")
+    with Restarts(9, True) as starts:
+        folder = Path(starts.settings["MPIDIST_VAULTS"])
+        for number, step in ((1, 1000), (2, 50)):
+            Ranks(number, 0, 0, 1).vault(folder, 0).write(step, [b"progress"])
+            assert starts.again(ended(wrong), 1)
+        assert not starts.again(ended(wrong), 1)
+
+
+@pytest.mark.parametrize("code", [2, 127])
+def test_again_after_hours_of_a_program_that_starts_mpi_itself(code, monkeypatch):
+    """Nothing tells that it has come through MPI_Init."""
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with Restarts(9, False) as starts:
+        assert starts.again(ended(RankState(1, "n1", code)), code)
 
 
 @pytest.mark.parametrize(

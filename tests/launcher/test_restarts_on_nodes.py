@@ -85,19 +85,17 @@ class Job:
 def lose(cluster, job, reachable=False, forget=False):
     """Let the node n2 lose its power and its memory; return a step that all had committed.
 
-    If `forget`, the other node loses what it has of n2.
+    If `forget`, the other node has lost what it has of n2 before.
     """
     job.reaches(20)
     step = job.watched.step() - 1  # of the rank that is furthest
     if not reachable:
         cluster.cut_off("n2")
+    (folder,) = (each for each in job.folders() if int(each.parts[2]) == cluster.pids["n2"])
+    for path in (path for each in job.folders() if forget for path in each.glob("*-by-*")):
+        path.unlink()
     cluster.crash("n2", first="rank_process.py")
-    for folder in job.folders():
-        if int(folder.parts[2]) == cluster.pids["n2"]:
-            shutil.rmtree(folder)
-        elif forget:
-            for path in folder.glob("*-by-*"):
-                path.unlink()
+    shutil.rmtree(folder)
     return step
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from mpidist.backends.recorder import Recorder
+from mpidist.communicator.launcher_notes import SPARE
 from mpidist.errors import InvalidArgument
 from mpidist.launcher.program import RANK_PROGRAM
 from mpidist.launcher.ranks import Seen
@@ -162,6 +163,9 @@ def test_those_that_wait_for_others_come_last():
     ranks[5] = seen("in #8", "a.py:4 f")
     heads = [line.partition(":")[0] for line in lines(ranks, {}) if line[0] != " "]
     assert heads == ["ranks 0-2", "rank 4", "ranks 3, 5"]
+    ranks[6] = seen(f"after md.elastic {SPARE}", "a.py:9 train")  # for a loss
+    heads = [line.partition(":")[0] for line in lines(ranks, {}) if line[0] != " "]
+    assert heads == ["ranks 0-2", "rank 4", "ranks 3, 5", "rank 6"]
 
 
 def test_many_groups_are_cut():

@@ -56,7 +56,7 @@ def test_a_lost_node(tmp_path, nodes, last):
         def go_on(comm, left=left):
             there = records.found(left[comm.rank])[ranks]
             offers = layers.everyone(comm, {r: one.steps() for r, one in there.items()})
-            assert records.last_step([{ranks: offer} for offer in offers]) == last
+            assert records.last_step([{ranks: offer} for offer in offers]) == (1, last)
             step, heads, shared = read_copies(comm, offers, there, size)
             assert step == last and sorted(heads) == list(range(size))
             assert np.array_equal(unpacked([shared["x"]], "x"), np.arange(9) + last)

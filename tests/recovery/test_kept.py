@@ -120,3 +120,26 @@ def test_optimizer_of_pytorch_of_parameters_that_no_object_has_is_found():
     assert without_owner(kept(weight=net.weight, u=u, sgd=sgd)) == ""
     scaler = torch.amp.GradScaler("cpu")
     assert without_owner(kept(u=u, sgd=sgd, scaler=scaler)) == "sgd"
+
+
+def test_parameters_that_are_parts_of_other_objects():
+    """Views of a flat array, a buffer that is trained, and what another library's optimizer has."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    flat = torch.zeros(10)
+    net = torch.nn.Linear(2, 3)
+    net.weight = torch.nn.Parameter(flat[:6].view(3, 2))
+    net.bias = torch.nn.Parameter(flat[6:9])
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    assert without_owner(kept(flat=flat, sgd=sgd)) == ""
+    net.register_buffer("prompt", torch.zeros(4, requires_grad=True))
+    sgd = torch.optim.SGD([*net.parameters(), net.prompt], 0.1)
+    assert without_owner(kept(net=net, sgd=sgd)) == ""
+    assert without_owner(kept(flat=flat, sgd=sgd)) == "sgd"
+
+    class Foreign(torch.optim.SGD):
+        pass
+
+    assert without_owner(kept(foreign=Foreign(net.parameters(), 0.1))) == ""
+    layer, array = nn.Linear(2, 2), np.zeros(6)
+    layer.weight.data, layer.bias.data = array[:4].reshape(2, 2), array[4:]
+    assert without_owner(kept(array=array, adam=nn.Adam(layer.parameters()))) == ""

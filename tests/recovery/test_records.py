@@ -32,7 +32,8 @@ def lengths(folder, training=None):
 
 
 def last_step(folder):
-    return records.last_step([lengths(folder)])
+    step = records.last_step([lengths(folder)])
+    return None if step is None else step[1]
 
 
 ANY = Record(1, 1)
@@ -76,7 +77,15 @@ def test_newest_ranks_win_if_they_are_complete(tmp_path):
     parts = [{torn: {0: {9: ANY}}}, {torn: {1: {9: ANY}, 2: {9: ANY}}}]
     assert records.newest(parts) == (torn, 9)
     write(tmp_path, other, [[2]])
-    assert last_step(tmp_path) == 2  # of the last training
+    assert records.last_step([lengths(tmp_path)]) == (2, 2)  # of the last training
+
+
+def test_newer_records_of_a_rank_count_where_a_begin_was_left(tmp_path):
+    """Its ranks were in other places: a file of another name, of one node or of two, has stayed."""
+    ranks = Ranks(1, 0, 1, 2)
+    for by, step in ((0, 4), (1, 9), (None, 7)):
+        ranks.vault(tmp_path, 1, by).write(step, [b"x"])
+    assert list(lengths(tmp_path)[ranks][1]) == [9]
 
 
 def test_missing_says_too_far_apart():
@@ -273,7 +282,7 @@ def of_nodes(*nodes, size=4, alone=0):
 )
 def test_records_of_the_nodes_that_are_left(nodes, alone, step, left):
     offer = of_nodes(*nodes, alone=alone)
-    assert records.last_step([offer]) == step
+    assert records.last_step([offer]) == (None if step is None else (1, step))
     assert records.from_text(f"a word before\n{records.as_text(offer)}\n") == offer
     found = records.complete(list(offer.values()), 4)
     assert sorted(found.get(step, ())) == left

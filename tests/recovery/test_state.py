@@ -375,6 +375,50 @@ def test_buffers_changed_behind_the_last_call_are_named_unless_they_are_copied(c
     md.run_simulated(2, program)
 
 
+def test_average_of_weights_that_begins_later_is_named():
+    """As with SWA from some epoch on."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+    def program(comm):
+        net = torch.nn.Linear(2, 2)
+        ema = torch.optim.swa_utils.AveragedModel(net)
+        state = md.State(net=net, ema=ema)
+        state.begin(comm, {})
+        for _ in range(6):
+            comm.allreduce(1)
+            state.commit()
+        comm.allreduce(1)
+        ema.update_parameters(net)
+        with pytest.raises(md.InvalidArgument, match="commit: buffers of ema were changed"):
+            state.commit()
+        state.end()
+
+    md.run_simulated(2, program)
+
+
+def test_one_node_is_left_of_two(tmp_path, monkeypatch):
+    """Then nothing is sent to another one, in a communicator that was left."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("MPIDIST_VAULTS", str(tmp_path))
+
+    def program(comm):
+        state = md.State(u=np.zeros(3), copies=True)
+        state.begin(comm, {})
+        comm.allreduce(1)
+        state.commit()
+        assert any("-by-" in path.name for path in tmp_path.iterdir())
+        left = comm.split(comm.rank)
+        state.leave()
+        if comm.rank == 0:
+            state.begin(left, {1: "was lost"})
+            comm.free()
+            state.commit()
+            assert state.step == 2
+        state.end()
+
+    md.run_simulated(2, program, nodes="ab")
+
+
 def test_step_without_a_call_is_a_barrier():
     """Else a rank could be many steps ahead of another, which would be lost with its records."""
 

@@ -29,7 +29,7 @@ def test_shorter_record_in_place_of_a_longer_one():
     vault = Vault()
     vault.write(1, [b"x" * 5000])
     vault.write(1, [b"y"])
-    assert vault.reader().read(1) == b"y" and vault.reader().steps() == {1: (1, 1, 0, 0, 0)}
+    assert vault.reader().read(1) == b"y" and vault.reader().steps() == {1: Record(1, 1)}
 
 
 def test_oldest_record_is_replaced_and_steps_may_be_any_number_apart():
@@ -43,7 +43,7 @@ def test_oldest_record_is_replaced_and_steps_may_be_any_number_apart():
 def test_empty_record():
     vault = Vault()
     vault.write(0, [])
-    assert vault.reader().read(0) == b"" and vault.reader().steps() == {0: (0, 0, 0, 0, 0)}
+    assert vault.reader().read(0) == b"" and vault.reader().steps() == {0: Record(0, 0)}
 
 
 def test_share_is_read_by_itself():

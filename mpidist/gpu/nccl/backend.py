@@ -92,7 +92,8 @@ def check_places(places: Sequence[tuple[str, str]], rank: int, may_share: bool =
         raise Unsupported(
             f"rank {rank}: {shared}, and NCCL needs a GPU for each rank: start fewer ranks, give "
             "each a GPU of its own (CUDA_VISIBLE_DEVICES by local rank), or leave MPIDIST_GPU "
-            f"unset; NCCL {version_text(SHARING_VERSION)} and later shares one if {SHARING}=1"
+            f"unset; NCCL {version_text(SHARING_VERSION)} and later shares one if {SHARING}=1 on "
+            "all ranks, with MPIDIST_GPU=nccl"
         )
 
 
