@@ -2,7 +2,7 @@
 
 They take turns with those of messages (:mod:`.probes`), after each rank has written its data::
 
-    meet       all ranks meet: once, and three times
+    meet       all ranks meet: once, and many times
     get        every rank reads n bytes in the memory of the next one, between two meetings
     put        every rank stores them there
     fold       every rank reads them, and combines them with its own
@@ -93,7 +93,8 @@ def _fold(rank: int, peer: int) -> Step:
     return Fold((rank, peer), rank)
 
 
-_MEETINGS = {"meet": _meet(1), "meet 3": _meet(3)}
+_MANY = 17  # meetings: of 3 the time was now and then less than that of one
+_MEETINGS = {"meet": _meet(1), f"meet {_MANY}": _meet(_MANY)}
 _BETWEEN = {"get": _between(_get), "fold": _between(_fold), "copy": _copy}
 _SCHEDULES: dict[str, dict[str, Make]] = {
     "mapped": {**_MEETINGS, **_BETWEEN, "put": _between(_put)},
@@ -113,7 +114,7 @@ _WITHOUT_RESULT = ("mapped meet", "slots meet", "published meet", "slots put")
 
 def _collective(probe: str) -> str:
     """Return the collective of a probe; if it makes no result, one in which that is the input."""
-    return "allreduce" if probe.removesuffix(" 3") in _WITHOUT_RESULT else "reduce_scatter"
+    return "allreduce" if probe.removesuffix(f" {_MANY}") in _WITHOUT_RESULT else "reduce_scatter"
 
 
 def choice_of(probe: str) -> Choice:
@@ -156,8 +157,8 @@ def fit(memory: str, seconds: Mapping[Key, float], size: int, front: float) -> S
 
     `front` are the seconds of a user's call before and after the run of what it is bound to.
     """
-    once, thrice = (seconds[f"{memory} {name}", SIZES[0]] for name in _MEETINGS)
-    meeting = max((thrice - once) / 2, 0.0)
+    once, often = (seconds[f"{memory} {name}", SIZES[0]] for name in _MEETINGS)
+    meeting = max((often - once) / (_MANY - 1), 0.0)
 
     def of(name: str) -> np.ndarray:
         # An outlier would be in every difference with the probe.
