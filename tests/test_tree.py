@@ -35,7 +35,6 @@ ELSEWHERE = {
     "demo/comparison": ("demo/test_training.py", "judges a training"),
     "demo/result": ("demo/test_training.py", "shows a training"),
     "device/array": ("device/test_recognise.py", "describes what was recognised"),
-    "device/base": ("gpu/test_executors_mpi.py", "an interface, emulated there"),
     "device/cuda": ("device/test_cuda_kernels.py", "needs cupy"),
     "engine/call_site": ("communicator/test_bad_input.py", "is shown in reports"),
     "engine/reach": ("engine/test_symmetric_mpi.py", "needs memory of several processes"),

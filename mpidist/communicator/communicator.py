@@ -1341,7 +1341,11 @@ class Communicator:
             self._agreed("free", tuple)
         self._service.background.finish()
         if self._gpu_service is not None:
-            self._gpu_service.close()
+            try:
+                self._sequencer.set_up("free", self._gpu_service.close)
+            except CommunicationError:  # NCCL would be left, and work that waits for who is missing
+                self._gpu_service.let_go()
+                raise
         self._service.programs.clear()
         self._sequencer.meet("free", self._backend.close)
         self._sequencer.free()

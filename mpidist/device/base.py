@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -14,16 +15,27 @@ class InFlight:
 
     def __init__(self) -> None:
         self._held: list[tuple[Event, Any]] = []
+        self._events: list[Event] = []
+        wait_before_deletion(self, self._events)
 
     def hold(self, event: Event, memory: Any) -> None:
         """Keep `memory` until `event` is complete; release what was held for completed events."""
         self._held = [pair for pair in self._held if not pair[0].done()]
         self._held.append((event, memory))
+        self._events[:] = [event for event, _ in self._held]
 
-    def __del__(self) -> None:
-        for event, _ in self._held:
-            with suppress(Exception):  # the driver may have been shut down with the interpreter
-                event.synchronize()
+
+def wait_before_deletion(owner: Any, events: Sequence[Event]) -> None:
+    """Wait for what `events` contains by then before `owner` is deleted, with its memory."""
+    # Not by __del__: in a cycle the events may have been finalized first, and CUDA crashes a
+    # process that waits for an event that was destroyed.  A finalizer keeps them alive.
+    weakref.finalize(owner, _wait_for, events).atexit = False
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        with suppress(Exception):  # an error of the work, or of a call behind it
+            event.synchronize()
 
 
 class Event(Protocol):

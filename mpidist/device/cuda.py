@@ -60,6 +60,10 @@ class _Stream(NamedTuple):
     ptr: int
 
 
+# Of all devices: one that is deleted with what waits for its streams must not destroy them first.
+_streams: dict[int, Any] = {}
+
+
 class CudaEvent:
     """A CUDA event; see :class:`~mpidist.device.base.Event`."""
 
@@ -98,7 +102,6 @@ class CudaDevice:
             self.side_by_side = bool(runtime.deviceGetAttribute(_MPS, self.number))
         except runtime.CUDARuntimeError:  # before CUDA 12.3
             self.side_by_side = False
-        self._streams: dict[int, Any] = {}
 
     @staticmethod
     def why_not() -> str | None:
@@ -169,13 +172,13 @@ class CudaDevice:
     def new_stream(self) -> int:
         """Return a new stream that does not synchronize with the default one."""
         made = cupy.cuda.Stream(non_blocking=True)
-        self._streams[made.ptr] = made
+        _streams[made.ptr] = made
         return made.ptr
 
     def release_stream(self, stream: int) -> None:
         """Release a stream of :meth:`new_stream`, which cupy destroys with its last reference."""
         runtime.streamSynchronize(stream)
-        del self._streams[stream]
+        del _streams[stream]
 
     def is_capturing(self, stream: int) -> bool:
         """Return whether a stream is captured into a CUDA graph, or its work would be an error.

@@ -30,7 +30,7 @@ from ..backends.executor import MESSAGES, ONCE, Executor, Use
 from ..backends.program import Program, Round
 from ..calls.call import Call, Prepared
 from ..device.array import DeviceArray
-from ..device.base import Device, InFlight
+from ..device.base import Device, InFlight, wait_before_deletion
 from ..engine.service import Service
 from ..engine.work import Work
 from ..errors import Unsupported
@@ -120,6 +120,7 @@ class HostBuffer:
         self._memory = np.empty(0, np.uint8)
         self.shared: np.ndarray | None = None
         self.filled, self.emptied = device.event(), device.event()
+        wait_before_deletion(self, [self.emptied])
 
     def views(self, call: Call, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         """Return :func:`views` in the shared memory, if the call's chunks fit on every rank."""
@@ -136,10 +137,6 @@ class HostBuffer:
             self.emptied.synchronize()
             self._memory = self._device.pinned(nbytes)
         return self._memory
-
-    def __del__(self) -> None:
-        with suppress(Exception):  # the driver may have been shut down with the interpreter
-            self.emptied.synchronize()
 
 
 class HostStaged:

@@ -1,6 +1,5 @@
 """Collectives on a real GPU, by every executor: make test-gpu; skipped where there is none."""
 
-import dataclasses
 import time
 
 import ml_dtypes  # noqa: F401, so that numpy knows bfloat16
@@ -243,7 +242,7 @@ def test_nccl_ends_where_a_rank_does_not_come(comm, monkeypatch):
         pytest.skip("needs at least 2 ranks")
     monkeypatch.setenv("MPIDIST_GPU", "nccl")
     backend = comm.backend.split(0, comm.rank)
-    sub = Communicator(backend, dataclasses.replace(comm.config, timeout=3.0))
+    sub = Communicator(backend, comm.config.replace(timeout=3.0))
     x = cupy.full(1000, comm.rank + 1.0)
     try:
         sub.allreduce(x, out=x)
@@ -262,4 +261,7 @@ def test_nccl_ends_where_a_rank_does_not_come(comm, monkeypatch):
     assert 2 < time.monotonic() - began < 20
     x[...] = 1  # the GPU goes on
     assert (comm.allreduce(x).get() == comm.size).all()
-    sub.free()
+    if comm.rank == 0:
+        with pytest.raises(CommunicationError, match="free .*within 3.0 s: rank 1 not arrived"):
+            sub.free()
+    assert sub.broken

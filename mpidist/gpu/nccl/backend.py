@@ -8,10 +8,11 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ OPS: dict[str, int] = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 MIN_VERSION = 21000  # NCCL 2.10, the first with bfloat16 and with the mean
 SHARING_VERSION = 23003  # NCCL 2.30.3, the first that lets ranks share a GPU, if it is told so
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+ABORT_AFTER = 2.0  # seconds that an abort leaves a call of another thread to return
+ABORT_SECONDS = 10.0  # for which an abort is waited
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}
 
 
@@ -176,6 +179,7 @@ class NcclBackend:
             )
         may_share = all(may for *_, may in entries)
         check_places([where for where, *_ in entries], comm.rank, may_share)
+        self._lock = threading.RLock()  # of the communicator, which an abort frees
         self.device.enter()  # NCCL uses the current device
         mine = self._library.get_unique_id() if comm.rank == 0 else None
         self._nccl = self._start(comm.allgather_object(mine)[0])
@@ -196,39 +200,42 @@ class NcclBackend:
     def allreduce(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
         """Queue an allreduce from `x` to `out`, which may be the same array."""
         code, per_element = type_of(x.dtype, op, self.rank)
-        self._communicator().allReduce(
-            x.pointer, out.pointer, x.size * per_element, code, OPS[op], x.stream
-        )
+        with self._communicator() as nccl:
+            nccl.allReduce(x.pointer, out.pointer, x.size * per_element, code, OPS[op], x.stream)
 
     def reduce(self, x: DeviceArray, out: DeviceArray | None, op: str, root: int) -> None:
         """Queue a reduce from `x` to the root's `out`, which is ignored on other ranks."""
         code, per_element = type_of(x.dtype, op, self.rank)
         target = x if out is None else out
-        self._communicator().reduce(
-            x.pointer, target.pointer, x.size * per_element, code, OPS[op], root, x.stream
-        )
+        with self._communicator() as nccl:
+            nccl.reduce(
+                x.pointer, target.pointer, x.size * per_element, code, OPS[op], root, x.stream
+            )
 
     def broadcast(self, x: DeviceArray | None, out: DeviceArray, root: int) -> None:
         """Queue a broadcast to every `out` from the root's `x`, or its `out` if `x` is None."""
         code, per_element = type_of(out.dtype, None, self.rank)
         source = out if x is None else x
-        self._communicator().broadcast(
-            source.pointer, out.pointer, out.size * per_element, code, root, out.stream
-        )
+        with self._communicator() as nccl:
+            nccl.broadcast(
+                source.pointer, out.pointer, out.size * per_element, code, root, out.stream
+            )
 
     def all_gather(self, x: DeviceArray, out: DeviceArray) -> None:
         """Queue an allgather from `x` to `out`, which has `size` times as many elements."""
         code, per_element = type_of(x.dtype, None, self.rank)
         self._check_lengths(out, x)
-        self._communicator().allGather(x.pointer, out.pointer, x.size * per_element, code, x.stream)
+        with self._communicator() as nccl:
+            nccl.allGather(x.pointer, out.pointer, x.size * per_element, code, x.stream)
 
     def reduce_scatter(self, x: DeviceArray, out: DeviceArray, op: str) -> None:
         """Queue a reduce_scatter from `x` to `out`; `x` has `size` times as many elements."""
         code, per_element = type_of(x.dtype, op, self.rank)
         self._check_lengths(x, out)
-        self._communicator().reduceScatter(
-            x.pointer, out.pointer, out.size * per_element, code, OPS[op], x.stream
-        )
+        with self._communicator() as nccl:
+            nccl.reduceScatter(
+                x.pointer, out.pointer, out.size * per_element, code, OPS[op], x.stream
+            )
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -236,12 +243,12 @@ class NcclBackend:
 
         The messages of a group proceed together; outside of one, a send waits for its receive.
         """
-        self._communicator()
-        self._library.groupStart()
-        try:
-            yield
-        finally:
-            self._library.groupEnd()
+        with self._communicator():
+            self._library.groupStart()
+            try:
+                yield
+            finally:
+                self._library.groupEnd()
 
     def send(self, x: DeviceArray, peer: int, stream: int | None = None) -> None:
         """Queue the send of `x` to `peer`, which must receive as many bytes.
@@ -250,13 +257,15 @@ class NcclBackend:
         """
         code, per_element = type_of(x.dtype, None, self.rank)
         where = x.stream if stream is None else stream
-        self._communicator().send(x.pointer, x.size * per_element, code, peer, where)
+        with self._communicator() as nccl:
+            nccl.send(x.pointer, x.size * per_element, code, peer, where)
 
     def recv(self, out: DeviceArray, peer: int, stream: int | None = None) -> None:
         """Queue the receive of a message from `peer`, on `stream`, by default on that of `out`."""
         code, per_element = type_of(out.dtype, None, self.rank)
         where = out.stream if stream is None else stream
-        self._communicator().recv(out.pointer, out.size * per_element, code, peer, where)
+        with self._communicator() as nccl:
+            nccl.recv(out.pointer, out.size * per_element, code, peer, where)
 
     def _check_lengths(self, whole: DeviceArray, part: DeviceArray) -> None:
         if whole.size != part.size * self.size:
@@ -289,7 +298,8 @@ class NcclBackend:
     def check(self) -> None:
         """Poll NCCL for asynchronous errors; after one, abort and raise CommunicationError."""
         try:
-            self._communicator().check_async_error()
+            with self._communicator() as nccl:
+                nccl.check_async_error()
         except KeyError as error:
             if error.args[0] != _IN_PROGRESS:
                 raise
@@ -299,24 +309,48 @@ class NcclBackend:
                 f"rank {self.rank}: NCCL reports: {error}; NCCL was aborted"
             ) from error
 
-    def _communicator(self) -> Any:
-        if self._nccl is None:
-            raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
-        return self._nccl
+    @contextmanager
+    def _communicator(self) -> Iterator[Any]:
+        """NCCL's communicator, for a call during which no other thread frees it."""
+        with self._lock:
+            if self._nccl is None:
+                raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
+            yield self._nccl
 
     def abort(self) -> None:
-        """Abort NCCL: kernels that wait for other ranks end; not collective."""
-        if self._nccl is not None:
-            self._nccl.abort()
-            self._nccl = None
+        """Abort NCCL: kernels that wait for other ranks end; not collective, in any thread."""
+        # A call whose communicator is freed crashes the process; but one that waits for a rank,
+        # or for room behind a kernel that does, returns only after the abort.
+        alone = self._lock.acquire(timeout=ABORT_AFTER)
+        try:
+            found, self._nccl = self._nccl, None
+            if found is not None:  # in a thread: NCCL's abort has no deadline of its own
+                thread = threading.Thread(target=_abort, args=(found,), daemon=True)
+                thread.start()
+                thread.join(ABORT_SECONDS)
+        finally:
+            if alone:
+                self._lock.release()
 
     def close(self) -> None:
-        """Complete all queued work and destroy NCCL's communicator; collective, before MPI ends."""
+        """Complete all queued work and destroy NCCL's communicator; collective, before MPI ends.
+
+        If a rank does not come, NCCL is aborted, and the error of the barrier raised.
+        """
         if self._nccl is not None:
-            self.device.finish()
-            self._comm.allgather_object(None)  # a barrier
+            try:
+                self.device.finish()
+                self._comm.allgather_object(None)  # a barrier
+            except BaseException:
+                self.abort()  # destroying it would wait for the others
+                raise
             self._nccl.destroy()
             self._nccl = None
+
+
+def _abort(nccl: Any) -> None:
+    with suppress(Exception):  # of what was lost, or of a driver that has been shut down
+        nccl.abort()
 
 
 def _abort_at_exit(backend: weakref.ref[NcclBackend]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...device.base import Device, Event
-from ...errors import CollectiveTimeout, CommunicationError
+from ...errors import CollectiveTimeout, CommunicationError, InvalidArgument
 from .backend import NcclBackend
 
 SECONDS = 0.2  # between two polls
@@ -83,6 +83,8 @@ class NcclWatch:
                         "deadline; aborted",
                         collective=first.what.split()[0],
                     )
+            except InvalidArgument:  # NCCL was aborted by whoever waits for the first call
+                queued.clear()
             except CommunicationError as error:
                 self._backend.abort()
                 queued.clear()

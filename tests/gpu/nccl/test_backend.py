@@ -1,5 +1,7 @@
 """Calls of NCCL as they are made, on the emulated device; what is refused before and after."""
 
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -219,3 +221,36 @@ def test_without_nccl():
             assert load().get_version() > 0
         except Unsupported as error:
             assert "nvidia-nccl" in str(error)
+
+
+@pytest.mark.parametrize("call", ["allReduce", "check_async_error"])
+@pytest.mark.parametrize("returns", [True, False])
+def test_abort_beside_a_call_of_another_thread(monkeypatch, call, returns):
+    """It frees what the call uses, so that returns first, unless it waits for the abort."""
+    monkeypatch.setattr("mpidist.gpu.nccl.backend.ABORT_AFTER", 20.0 if returns else 0.05)
+
+    def on_rank(comm):
+        backend = NcclBackend(comm, Library(comm))
+        made, inside, aborted = backend._nccl, threading.Event(), threading.Event()
+        ended = []
+
+        def slow(*_):
+            inside.set()
+            ended.append(aborted.wait(0.3 if returns else 20))
+
+        monkeypatch.setattr(made, call, slow)
+        monkeypatch.setattr(made, "abort", aborted.set)
+        x = as_device_array(find_device().array(np.ones(4)), 0)
+        use = (
+            backend.check if call == "check_async_error" else lambda: backend.allreduce(x, x, "sum")
+        )
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        assert inside.wait(20)
+        backend.abort()
+        thread.join(20)
+        assert aborted.is_set() and ended == [not returns]
+        with pytest.raises(InvalidArgument, match="was closed or aborted"):
+            backend.check()
+
+    mpidist.run_simulated(1, on_rank)

@@ -8,7 +8,7 @@ import pytest
 from mpidist.calls.call import Call
 from mpidist.device.find import find_device
 from mpidist.device.recognise import as_device_array
-from mpidist.errors import UnknownName, Unsupported
+from mpidist.errors import CollectiveTimeout, UnknownName, Unsupported
 from mpidist.gpu.heap import DeviceHeap
 from mpidist.gpu.nccl.executor import Nccl
 from mpidist.operations import OPS as PREDEFINED
@@ -167,3 +167,21 @@ def test_symmetric_arrays_in_the_background(emulated_device):
         reason = nccl.why_not(call, "auto", True)
         assert "through the host" in reason if symmetric else reason is None
     heap.close()
+
+
+def test_free_where_another_rank_has_aborted(by_nccl):
+    """It names who does not come, and aborts NCCL here too: destroying it would wait for them."""
+
+    def check(comm, library):
+        sub = comm.split(0)
+        sub.timeout = 0.2
+        sub.allreduce(find_device().array(np.ones(3)), algorithm="nccl")
+        if comm.rank == 0:
+            with pytest.raises(CollectiveTimeout, match="rank 0: free not finished within 0.2 s"):
+                sub.free()
+            assert library.made[0].ended == "aborted" and sub.broken
+        else:
+            sub.gpu.let_go()
+        comm.barrier()
+
+    by_nccl(2, check)

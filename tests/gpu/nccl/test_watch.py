@@ -32,3 +32,17 @@ def test_abort_after_the_deadline(by_nccl, monkeypatch, trouble):
             comm.allreduce(x)
 
     by_nccl(1, check, "nccl")
+
+
+def test_aborted_by_the_thread_that_waits(by_nccl, monkeypatch):
+    """Then the watch has nothing left to do: no traceback of its thread, no second abort."""
+
+    def check(comm, library):
+        comm.allreduce(find_device().array(np.ones(3)))
+        queue = comm.gpu._nccl.queue
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
+        comm.allreduce(find_device().array(np.ones(3)))
+        queue.backend.abort()
+        assert not queue.watch.poll()
+
+    by_nccl(1, check, "nccl")
