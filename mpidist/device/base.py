@@ -149,6 +149,12 @@ class Device(Protocol):
         The sign of their 32-bit difference decides, so a counter in the word may wrap around.
         """
 
+    def digest(self, pointer: int, nbytes: int, sums: int, stream: int) -> None:
+        """Queue the addition of an array's digest to the 64-bit words at the address `sums`.
+
+        The array has `nbytes` > 0; see :func:`mpidist.shared_memory.digest.digest`.
+        """
+
     def combines(self, dtype: np.dtype) -> bool:
         """Return whether :meth:`combine` supports a dtype."""
 

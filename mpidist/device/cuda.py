@@ -13,7 +13,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ..errors import Unsupported
-from .cuda_kernels import HALVES, fold, wait_word, write_word
+from .cuda_kernels import DIGEST_THREADS, HALVES, digest_kernel, fold, wait_word, write_word
 
 _REACHABLE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _CAN_FLUSH = 98  # cudaDevAttrCanFlushRemoteWrites
@@ -250,6 +250,15 @@ class CudaDevice:
     def wait_word(self, pointer: int, value: int, stream: int) -> None:
         """Queue a wait until a 32-bit word is at least `value`, without a spinning kernel."""
         wait_word(pointer, value, stream, self._flushes)
+
+    def digest(self, pointer: int, nbytes: int, sums: int, stream: int) -> None:
+        """Queue a kernel that reads the array in the largest words at which it is aligned."""
+        size = next(size for size in (8, 4, 2, 1) if not (pointer | nbytes) % size)
+        x = _wrapped(pointer, (nbytes // size,), np.dtype(f"u{size}"), self.number)
+        target = _wrapped(sums, (4,), np.dtype(np.uint64), self.number)
+        words = -(-nbytes // 8)
+        threads = min(words, DIGEST_THREADS)
+        digest_kernel()(x, x.size, words, threads, target, size=threads, stream=_Stream(stream))
 
     def combines(self, dtype: np.dtype) -> bool:
         """Return whether the dtype is bfloat16 or one that cupy has, and in native byte order."""

@@ -111,6 +111,39 @@ def fold_source(op: str, sources: int, divisor: int, targets: int, half: str = "
     return " ".join(lines)
 
 
+DIGEST_THREADS = 1 << 16  # each adds its sums to the same four words: not one for each word
+
+DIGEST = """
+unsigned long long low = 0, high = 0, low_at = 0, high_at = 0;
+for (long long k = i; k < words; k += threads) {
+  unsigned long long word = 0;
+  for (int j = 0; j < 8 / (int)sizeof(T); ++j) {
+    long long at = k * (8 / (int)sizeof(T)) + j;
+    if (at < count) word |= (unsigned long long)x[at] << (8 * sizeof(T) * j);
+  }
+  unsigned long long l = word & 0xffffffffull, h = word >> 32;
+  low += l; high += h; low_at += l * (k + 1); high_at += h * (k + 1);
+}
+atomicAdd((unsigned long long *)&sums[0], low);
+atomicAdd((unsigned long long *)&sums[1], high);
+atomicAdd((unsigned long long *)&sums[2], low_at);
+atomicAdd((unsigned long long *)&sums[3], high_at);
+"""
+"""The CUDA code that adds the digest of the words i, i + threads, … of an array to four sums."""
+
+
+@lru_cache(maxsize=1)
+def digest_kernel() -> Any:
+    """Return cupy's kernel of :data:`DIGEST`: x, its length, words, threads, sums; cached."""
+    return cupy.ElementwiseKernel(
+        "raw T x, int64 count, int64 words, int64 threads",
+        "raw uint64 sums",
+        DIGEST,
+        "mpidist_digest",
+        no_return=True,
+    )
+
+
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _FLUSH = 1 << 30  # CU_STREAM_WAIT_VALUE_FLUSH
 

@@ -154,6 +154,14 @@ def as_array(x: torch.Tensor, fill: bool = False) -> np.ndarray:
         raise InvalidArgument(f"a tensor without memory of its own: {error}") from None
 
 
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor in order as a flat tensor of bytes; a copy if they are not.
+
+    InvalidArgument if the tensor is not the memory it shows, as :func:`plain` says.
+    """
+    return plain(x).contiguous().reshape(-1).view(torch.uint8)
+
+
 def words(x: torch.Tensor) -> np.ndarray:
     """Return an array on the memory of a CPU tensor: of integers if numpy itself has no such dtype.
 

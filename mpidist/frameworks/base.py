@@ -10,16 +10,18 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from ..device.recognise import on_host, plain
+from ..device.recognise import is_on_device, plain
 from ..errors import InvalidArgument, Unsupported
+from ..gpu.digests import digests
 from ..operations import is_numpys
 from ..shared_memory.digest import digest as digest_of
 
 
 def digest(array: Any) -> tuple[int, ...]:
     """Return the :func:`~mpidist.shared_memory.digest.digest` of an array of any library."""
-    host = on_host(array)
-    return digest_of(host if type(host) is np.ndarray else framework_of(host).as_array(host))
+    if is_on_device(array):
+        return tuple(digests([array])[0].tolist())
+    return digest_of(array if type(array) is np.ndarray else framework_of(array).as_array(array))
 
 
 def dtype_name(dtype: np.dtype) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import ReplicasDiffer
 from ..frameworks.base import Framework
+from ..gpu.digests import digests
 from ..measure import plural
 from ..shared_memory.digest import SUMS, digest
 from .buffers import broadcast
@@ -31,7 +33,7 @@ def compare(comm: Communicator, framework: Framework, named: Named) -> dict[str,
     Return, for each one that differs, by its name, the lowest rank with the same values as each
     rank; equal on all ranks, and empty if none differs.
     """
-    mine = np.array([framework.digest(p) for _, p in named], np.uint64).reshape(-1, SUMS)
+    mine = _digests(framework, [p for _, p in named])
     # One small allreduce unless something differs: the largest x and ~x show whether all are equal.
     # Without numpy, whose code has left the cache since the last step.
     total = digest(mine)
@@ -45,6 +47,17 @@ def compare(comm: Communicator, framework: Framework, named: Named) -> dict[str,
         _, first, group = np.unique(every[:, k], axis=0, return_index=True, return_inverse=True)
         like[named[k][0]] = first[group.reshape(-1)]
     return like
+
+
+def _digests(framework: Framework, parameters: Sequence[Any]) -> np.ndarray:
+    """Return the digest of each parameter, of shape (n, SUMS), computed where the parameter is."""
+    if all(framework.stream(p) is None for p in parameters):
+        return np.array([framework.digest(p) for p in parameters], np.uint64).reshape(-1, SUMS)
+    there = [k for k, p in enumerate(parameters) if framework.stream(p) is not None]
+    # Together, as the host waits for the GPU once.
+    found = dict(zip(there, digests([framework.values(parameters[k]) for k in there]), strict=True))
+    every = [found[k] if k in found else framework.digest(p) for k, p in enumerate(parameters)]
+    return np.array(every, np.uint64)
 
 
 def unlike(like: Mapping[str, np.ndarray], roots: Mapping[str, int]) -> dict[str, list[int]]:

@@ -36,15 +36,21 @@ def _found(name: str) -> list[Path]:
     return [path for root in nvidia.__path__ for path in sorted(Path(root).glob(f"*/{name}"))]
 
 
-def source(kernel, dtype, arrays: int) -> str:
-    """Give what cupy compiles of an elementwise kernel of so many arrays of a dtype."""
+def source(kernel, dtype) -> str:
+    """Give what cupy compiles of an elementwise kernel whose arrays T have a dtype."""
     from cupy._core import _kernel
 
-    flat = _kernel._ArgInfo(1, dtype.type, dtype.type, 1, True, False)
+    infos = []
+    for param in kernel.params[:-1]:  # without the index
+        kind = {"T": dtype.type, "long long": np.int64, "unsigned long long": np.uint64}[
+            param.ctype
+        ]
+        what = 1 if param.raw or param.ctype == "T" else 3  # an array, or a scalar
+        infos.append(_kernel._ArgInfo(what, kind, kind, 1, True, False))
     index = _kernel._ArgInfo(2, None, None, 1, True, False)
     types = _kernel._TypeMap((("T", dtype.type),))
     body = _kernel._get_elementwise_kernel_code(
-        (*[flat] * arrays, index), types, kernel.params, kernel.operation, kernel.name,
+        (*infos, index), types, kernel.params, kernel.operation, kernel.name,
         kernel.preamble,
     )  # fmt: skip
     return "".join(f"#include <cupy/{name}>\n" for name in HEADERS) + body
@@ -97,11 +103,22 @@ def test_kernels_compile(op):
             half = dtype.name if dtype.name in HALVES else ""
             kernel = fold(op, 3, 2, 3 if op == "mean" else 1, half)
             seen = np.dtype("uint16") if half == "bfloat16" else dtype
-            ptx = compiled(source(kernel, seen, 5), kernel.kwargs["options"])
+            ptx = compiled(source(kernel, seen), kernel.kwargs["options"])
             assert ptx.count("ld.global") == 3 and ptx.count("st.global") == 2
             assert "fma." not in ptx, dtype
             if dtype != "float16":  # whose subnormal numbers are normal ones of 32 bits
                 assert ".ftz" not in ptx.replace("setp.nan.ftz", ""), dtype
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_kernel_of_digests_compiles(size):
+    from mpidist.device.cuda_kernels import digest_kernel
+    from mpidist.shared_memory.digest import SUMS
+
+    kernel = digest_kernel()
+    ptx = compiled(source(kernel, np.dtype(f"u{size}")))
+    assert f"ld.global.u{8 * size}" in ptx and ptx.count(".global.add.u64") == SUMS
 
 
 def test_dtypes_of_kernels():
@@ -120,7 +137,7 @@ def test_as_many_ranks_as_one_kernel_serves():
     from mpidist.device.cuda_kernels import fold
     from mpidist.gpu.executors import IPC_RANKS
 
-    compiled(source(fold("sum", IPC_RANKS, IPC_RANKS, 1), np.dtype("f4"), 2 * IPC_RANKS))
+    compiled(source(fold("sum", IPC_RANKS, IPC_RANKS, 1), np.dtype("f4")))
 
 
 def test_errors_of_the_driver_are_ours():

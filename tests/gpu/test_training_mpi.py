@@ -5,7 +5,7 @@ import pytest
 
 from mpidist import Communicator
 from mpidist.device.find import find_device
-from mpidist.errors import Unsupported
+from mpidist.errors import ReplicasDiffer, Unsupported
 from mpidist.nn import Linear
 from mpidist.parallel import DDP
 from mpidist.parallel.hooks import Compress
@@ -87,6 +87,34 @@ def test_stages_on_a_device(sub, schedule, checkpoint):
         compare_pipeline(sub, schedule, checkpoint)
     finally:
         device.use(0)
+
+
+@pytest.mark.parametrize("differing", ["raise", "majority"])
+def test_flipped_bit_is_found_where_the_parameters_are(sub, differing):
+    """Their digests are computed on the device; a repair copies from there to there."""
+    net = Linear(3, 2, dtype=np.float64, seed=1)
+    for p in net.parameters():
+        p.data = find_device().array(p.data)
+    ddp = DDP(net, sub, check_replicas=1, differing=differing, sync="manual")
+    right = net.weight.data.get()
+
+    def step():
+        for p in net.parameters():
+            p.accumulate(find_device().array(np.zeros(p.data.shape)))
+        ddp.sync_gradients()
+
+    step()
+    if sub.rank == sub.size - 1 and sub.size > 1:
+        wrong = right.copy()
+        wrong.view(np.uint64)[1, 2] ^= 1
+        net.weight.data.set(wrong)
+    if sub.size > 1 and (differing == "raise" or sub.size == 2):
+        with pytest.raises(ReplicasDiffer, match=f"weight on rank {sub.size - 1}; "):
+            step()
+    else:
+        step()
+        assert net.weight.data.get().tobytes() == right.tobytes()
+        assert ddp.repaired == (sub.size > 1)
 
 
 def test_what_has_no_form_on_a_device(sub):

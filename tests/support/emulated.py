@@ -24,6 +24,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist.errors import InvalidArgument, Unsupported
 from mpidist.operations import OPS, accumulator, division, is_half, narrow, widen
+from mpidist.shared_memory.digest import SUMS, digest
 
 Action = Callable[[], object]
 
@@ -160,6 +161,17 @@ class Shared:
                     raise TimeoutError(f"a word at {pointer:#x} stays at {word.value} < {value}")
 
         self.launch(wait, stream)
+
+    def digest(self, pointer: int, nbytes: int, sums: int, stream: int) -> None:
+        """Queue one pass over the bytes, which adds to the sums."""
+        held = self.holders((pointer, sums))
+
+        def run() -> None:
+            assert held is not None
+            found = np.array(digest(self.view(pointer, nbytes, np.dtype(np.uint8))), np.uint64)
+            self.view(sums, SUMS, np.dtype(np.uint64))[:] += found
+
+        self.launch(run, stream)
 
     def combine(
         self,
