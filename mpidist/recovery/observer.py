@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from ..parallel.ddp import DDP
 from ..parallel.reducer import Phase
 from .kept import MODEL, Kept, buffers_of
 
-log = logging.getLogger("mpidist")
 Sending = list[dict[str, Any] | None]
 """How each DDP sends, by the order in which they were made; None: it has made no step."""
 
@@ -25,17 +23,24 @@ class Observer:
 
     `kept` are the State's objects by name, to which :meth:`watch` is told of further ones.
     `sending` is how the DDPs sent at the last commit; if the generation has `resumed` training from
-    that commit, new ones send alike.
+    that commit, new ones send alike.  ``noted(number, ddp)`` is told of each DDP.
 
     Since the last commit: `called` is whether the step has called the communicator, `stepped`
     whether an optimizer has made a step, `forwarded` whether a model has run, which may have
     changed its buffers.
     """
 
-    def __init__(self, kept: Mapping[str, Kept], sending: Sending, resumed: bool):
+    def __init__(
+        self,
+        kept: Mapping[str, Kept],
+        sending: Sending,
+        resumed: bool,
+        noted: Callable[[int, DDP], object],
+    ):
         self.called = self.stepped = self.forwarded = False
         self.sending = sending
         self._kept, self._resumed, self._committed = kept, resumed, False
+        self._noted = WeakHook(noted)  # of the State, which has this observer
         self._ddps: list[ref[DDP]] = []
         # Their groupings, and how often these had been made when `_sent` was taken; -1: not final.
         self._made: list[tuple[ref[Grouping], int]] = []
@@ -126,8 +131,7 @@ class Observer:
         elif self._resumed and not self._committed:  # it has copied those of rank 0
             for kept in self._models():
                 kept.set_buffers(kept.buffers)
-        if getattr(ddp.reducer.hook, "save", None) is not None and ddp.comm.rank == 0:
-            log.warning("what a communication hook has left out so far is lost with a rank")
+        self._noted(number, ddp)
 
     def _note_step(self, *_: Any) -> None:
         self.stepped = True

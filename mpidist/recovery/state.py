@@ -17,7 +17,7 @@ from ..communicator import layers
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument
 from ..parallel.ddp import DDP
-from . import records
+from . import records, residuals
 from .copies import Copy, Own, objects_alone, read_copies, write_copy
 from .guests import Guests
 from .kept import (
@@ -45,6 +45,7 @@ from .packing import (
     to_parts,
     unpacked,
 )
+from .residuals import Residuals
 from .vault import SLOTS, Reader, Vault, no_room, room
 
 log = logging.getLogger("mpidist")
@@ -94,9 +95,10 @@ class State:
     copies : bool, optional
         Whether `commit` copies all objects into memory that outlives this process, a share of
         1 / ranks of those that the ranks have alike.  By default only where it is necessary: with
-        objects in `per_rank`, a :class:`ZeroOptimizer` or :class:`Pipeline`; and under
-        ``mpidist run --max-restarts``, where without ``--spares`` and ``--survive`` not every step
-        is copied, but so many that it takes about 2 % of the time.
+        objects in `per_rank`, a :class:`ZeroOptimizer` or :class:`Pipeline`, a :class:`DDP` whose
+        communication hook leaves something out; and under ``mpidist run --max-restarts``, where
+        without ``--spares`` and ``--survive`` not every step is copied, but so many that it takes
+        about 2 % of the time.
     **objects
         Models, optimizers and whatever else has ``state_dict()`` and ``load_state_dict()``, arrays,
         and random number generators (see :class:`Checkpoint`), by name.  Those that hold a
@@ -262,8 +264,15 @@ class State:
         self._seen.watch(kept)
         if self.copies and not copied:  # a loss before the next commit needs copies, too
             assert self._vault is not None
+            # Calls of this step may have been told what this rank alone has: no copy, and to the
+            # others the sign that all ranks have completed the step.
+            self._vault.drop(self.step + 1)
             self._write_copy(self._vault, self.step, self._small, self._sending, self._own)
         return made
+
+    def _keep_residuals(self, number: int, ddp: DDP) -> None:
+        if residuals.has_some(ddp):
+            self.keep(f"{residuals.PREFIX}{number}", Residuals(ddp), per_rank=True)
 
     def parts(self, name: str) -> dict[int, Any]:
         """Return the states of a `per_rank` object at the last commit before the ranks changed.
@@ -515,7 +524,8 @@ class State:
                 each.soon_free = soon_free
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
-        self._seen = Observer(self._kept, self._sending, self.generation > 0)
+        resumed = self.generation > 0
+        self._seen = Observer(self._kept, self._sending, resumed, self._keep_residuals)
         self._comm, self._size, self._written = comm, comm.size, b""
         self._told_once |= comm.rank != 0
         begin = time.perf_counter()
@@ -678,6 +688,10 @@ class State:
             self._carried[name] = OWN, own[first_of:behind]
             if any(map(is_part, own)):
                 self._give(name, unpacked(own, name))
+                continue
+            if name.startswith(residuals.PREFIX):  # also where fewer ranks go on: each its own
+                if mine is not None:
+                    self._give(name, unpacked([own[mine]], name))
                 continue
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
             if self._same and mine is not None and len(own) == comm.size:

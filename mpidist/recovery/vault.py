@@ -98,6 +98,13 @@ class Vault:
                 left, at = left[done:], at + done
         os.pwrite(file, _HEAD.pack(_MARK, step, *record), 0)
 
+    def drop(self, step: int) -> None:
+        """Leave no record of a step."""
+        if step in self._steps:
+            slot = self._steps.index(step)
+            self._steps[slot] = -1
+            os.pwrite(self._files[slot], _HEAD.pack(_TORN, step, *Record(0, 0)), 0)
+
     @property
     def _folder(self) -> str:
         """The folder of the job's folder, which is made anew each time; "" of no files."""

@@ -12,9 +12,22 @@ from mpidist.recovery.kept import Kept
 from mpidist.recovery.observer import Observer
 
 
+class Told:
+    """Who is told of each DDP."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def noted(self, number, ddp):
+        self.numbers.append(number)
+
+
+TOLD = Told()
+
+
 def observed(net, sending=(), resumed=False):
     kept = {"net": Kept.of("net", net, False), "x": Kept.of("x", np.zeros(2), False)}
-    return Observer(kept, list(sending), resumed)
+    return Observer(kept, list(sending), resumed, TOLD.noted)
 
 
 def test_steps_and_unused_gradients_are_seen():

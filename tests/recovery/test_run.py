@@ -231,6 +231,15 @@ def test_copies_are_there_before_the_first_commit(survives, kills):
 @needs_ulfm
 @pytest.mark.long
 @pytest.mark.timeout(300)  # 8 processes import PyTorch
+@pytest.mark.parametrize("kills", ["2:stepped:1", "0:stepped:9 3:stepped:1"])
+def test_part_of_an_optimizer_lost_before_the_first_commit(survives, kills):
+    """Calls of that step had been told the state of generators, before `keep` asked for copies."""
+    survives("zero", kills, spares=2)
+
+
+@needs_ulfm
+@pytest.mark.long
+@pytest.mark.timeout(300)  # 8 processes import PyTorch
 @pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2)])
 def test_wrappers_of_pytorch(survives, wrapper, ranks):
     output = survives(wrapper, "1:after:11", ranks)

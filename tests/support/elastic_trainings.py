@@ -10,7 +10,7 @@ printed as "lines COUNT".  "MODULE.py@NUMBER" is that line of that module in thi
 others are late; each line that was run goes to a file in the folder LINES, with how often it was.
 "part" is where MPI is to make a communicator of some of the ranks.  With MORE a later start of the
 job ends as many steps behind its first one: so the first start can go on until the test has lost a
-node, however long that takes.
+node, however long that takes.  Under --max-restarts each step is copied, with SPACED each 25th.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ import mpidist as md
 from mpidist import nn
 from mpidist.communicator.launch import start_mpi
 from mpidist.gpu.heap import DeviceHeap
+from mpidist.parallel import hooks
+from mpidist.recovery import pace
+from mpidist.recovery.pace import Pace
 
 WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
 WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0"))
@@ -83,6 +86,39 @@ def _die_in_part() -> None:
 
 if "part" in (point for _, point, *_ in KILLS):
     _die_in_part()
+
+
+COPY = 0.49e-3  # seconds by this clock
+
+
+class Clock:
+    """For a :class:`Pace`: a step takes 1 ms, whatever else the machine does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def keep_pace() -> None:
+    """Copy each 25th step, so that copies take 2 % of the time of this clock."""
+    begin, commit, pace.time = Pace.__init__, Pace.commit, Clock()
+
+    def commit_in_time(self, copy):
+        def copy_in_time():
+            copy()
+            pace.time.now += COPY
+
+        pace.time.now += 1e-3
+        commit(self, copy_in_time)
+
+    Pace.__init__ = lambda self, exchange, _: begin(self, exchange, COPY)
+    Pace.commit = commit_in_time
+
+
+if os.environ.get("SPACED"):
+    keep_pace()
 
 
 def done(comm, state, arrays) -> None:
@@ -180,14 +216,17 @@ def rows_training():
     train(State(rng=rng))
 
 
-def nn_training():
-    """mpidist.nn with md.DDP, a learning rate that falls."""
+def nn_training(hook=None):
+    """mpidist.nn with md.DDP, a learning rate that falls; perhaps a hook that leaves some out."""
     net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer, rng = nn.Adam(net.parameters(), 1e-2), np.random.default_rng(100 + WORLD)
 
     @md.elastic
     def train(comm, state):
-        model = md.DDP(net, comm, sync="manual", bucket_bytes=1000, first_bucket_bytes=500)
+        buckets = {"bucket_bytes": 1000, "first_bucket_bytes": 500}
+        model = md.DDP(net, comm, sync="manual", hook=hook and hook(), **buckets)
+        if hook and state.step:  # on fewer ranks, too
+            assert any(each["residual"].any() for each in model.reducer.hook.save(model.buckets))
         data = state.keep("data", md.shard(np.arange(600), comm, shuffle=True))
         while state.step < STEPS:
             batch = []
@@ -410,6 +449,9 @@ TRAININGS = {
     "pipeline": pipeline_training,
     "same": same_training,
     "faulty": faulty_training,
+    "topk": partial(nn_training, partial(hooks.TopK, 0.1)),
+    "powersgd": partial(nn_training, hooks.PowerSGD),
+    "compress": partial(nn_training, hooks.Compress),
 }
 
 if __name__ == "__main__":
