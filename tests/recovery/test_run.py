@@ -248,10 +248,15 @@ def test_wrappers_of_pytorch(survives, wrapper, ranks):
 
 @needs_ulfm
 @takes_minutes
-@pytest.mark.parametrize("wrapper, ranks", [("ddp", 3), ("zero", 3), ("torch", 2), ("nn", 3)])
-@pytest.mark.parametrize("point", ["before", "stepped", "committed"])
-def test_wrappers_at_each_point(survives, wrapper, ranks, point):
-    survives(wrapper, f"0:{point}:9", ranks)
+@pytest.mark.parametrize(
+    "wrapper, ranks",
+    [("ddp", 3), ("zero", 3), ("torch", 2), ("nn", 3), ("rows", 3), ("pipeline", 3), ("topk", 3)],
+)
+@pytest.mark.parametrize("point", ["before", "after", "stepped", "committed"])
+@pytest.mark.parametrize("kills", ["0:{0}:9", "1:{0}:1", "0:{0}:5 {1}:{0}:1", "0:{0}:5 1:{0}:6"])
+def test_wrappers_at_each_point(survives, wrapper, ranks, point, kills):
+    """Also in the first step, and in the first one of a spare."""
+    survives(wrapper, kills.format(point, ranks), ranks, spares=2)
 
 
 @needs_ulfm
