@@ -178,11 +178,14 @@ def is_plain(values: Collection[Any]) -> bool:
     return True
 
 
-def buffers_of(objects: Iterable[Kept]) -> dict[str, list[np.ndarray]]:
-    """Return copies of the buffers in host memory, by model: of those that have some."""
+def buffers_of(objects: Iterable[Kept], saved: bool = False) -> dict[str, list[np.ndarray]]:
+    """Return copies of the buffers in host memory, by model: of those that have some.
+
+    They are those of now, or as they were `saved`.
+    """
     found = {}
     for kept in objects:
-        buffers = kept.read_buffers()
+        buffers = kept.buffers if saved else kept.read_buffers()
         if buffers:
             found[kept.name] = [np.array(framework_of(b).as_array(on_host(b))) for b in buffers]
     return found

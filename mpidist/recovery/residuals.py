@@ -1,37 +1,49 @@
-"""What a communication hook has left out of the gradients so far, as an object of a State."""
+"""What a communication hook has left out of the gradients so far, which each rank alone has."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from weakref import ref
 
 from ..parallel.ddp import DDP
 
-PREFIX = "what the hook leaves out of DDP "
-"""The names of these objects begin so; the number of the DDP follows."""
+log = logging.getLogger("mpidist")
 
 
-def has_some(ddp: DDP) -> bool:
-    """Return whether a DDP has a hook with a state, which is another one on each rank."""
-    return getattr(ddp.reducer.hook, "save", None) is not None
+def leaves_out(hook: Any) -> bool:
+    """Return whether a hook has a state that can be saved and restored, and uses it."""
+    if not all(callable(getattr(hook, name, None)) for name in ("save", "restore")):
+        return False
+    return bool(getattr(hook, "feedback", True))
 
 
 class Residuals:
-    """The state of a DDP's hook, which the DDP keeps alive, and not this."""
+    """The state of a DDP's hook; this does not keep the DDP alive."""
 
     def __init__(self, ddp: DDP):
         self._ddp = ref(ddp)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state for each bucket; of none once the DDP is gone."""
+    def state(self) -> dict[str, Any]:
+        """Return this rank's state for each bucket, with the names of its parameters."""
         ddp = self._ddp()
-        hook: Any = None if ddp is None else ddp.reducer.hook
-        return {"buckets": [] if ddp is None else hook.save(ddp.buckets)}
+        if ddp is None:
+            return {"names": [], "buckets": []}
+        hook: Any = ddp.reducer.hook
+        return {"names": ddp.reducer.grouping.names(), "buckets": hook.save(ddp.buckets)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of :meth:`state_dict`, of the same buckets."""
-        ddp, saved = self._ddp(), state["buckets"]
-        if ddp is not None and saved:
-            hook: Any = ddp.reducer.hook
-            hook.restore(ddp.buckets, saved)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a result of :meth:`state`; of other buckets the hook begins anew."""
+        ddp = self._ddp()
+        if ddp is None or not state["names"]:
+            return
+        if state["names"] != ddp.reducer.grouping.names():  # as where stages were cut anew
+            log.warning(
+                "rank %d: what the hook of a DDP has left out so far is lost, as it has other "
+                "buckets than before",
+                ddp.comm.rank,
+            )
+            return
+        hook: Any = ddp.reducer.hook
+        hook.restore(ddp.buckets, state["buckets"])

@@ -17,7 +17,7 @@ from ..communicator import layers
 from ..communicator.communicator import Communicator
 from ..errors import CommunicationError, InvalidArgument
 from ..parallel.ddp import DDP
-from . import records, residuals
+from . import records
 from .copies import Copy, Own, objects_alone, read_copies, write_copy
 from .guests import Guests
 from .kept import (
@@ -45,11 +45,12 @@ from .packing import (
     to_parts,
     unpacked,
 )
-from .residuals import Residuals
+from .residuals import Residuals, leaves_out
 from .vault import SLOTS, Reader, Vault, no_room, room
 
 log = logging.getLogger("mpidist")
 T = TypeVar("T")
+_HOOKS = "what hooks have left out"
 _LOOKED_AT = 4096  # bytes up to which buffers are compared in each commit
 _STATE = 78  # tag of the message with the state for a rank that takes a place
 Small = bytes | tuple[dict[str, Any], dict[str, Any], dict[str, Groups]]
@@ -133,6 +134,7 @@ class State:
 
     def __init__(self, *, per_rank: Iterable[str] = (), copies: bool | None = None, **objects: Any):
         self._kept: dict[str, Kept] = {}
+        self._residuals: dict[int, Residuals] = {}  # by the numbers of DDPs as they were made
         self._asked = copies
         self._folder = records.folder()  # of records for the next start of this job
         self.training = 0
@@ -171,8 +173,10 @@ class State:
         self._options: dict[str, Any] = {}  # of optimizers, at the last commit before a loss
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
+        self._left_out: dict[int, Packed] = {}  # of the last commit, until these are made
         self._own, self._written = b"", b""  # as in the last record
         self._buffered = False  # whether that has buffers
+        self._committed = b""  # `_own` at the last commit, unless that was copied
         self._sending: Sending = []  # at the last commit
         self._same = True  # whether there are as many ranks as before the last change
         self._seen: Observer | None = None  # of this generation, else of the one before
@@ -220,14 +224,16 @@ class State:
         alike = [k for k in self._kinds[SMALL] if not k.per_rank]
         self._fixed = not alike and all(k.rates_stay for k in rated)
         needs = any(kept.needs_copy for kept in self._kept.values())
+        needs = needs or bool(self._residuals)
         self._copies = bool(self._asked) or self._folder is not None or needs
 
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
-        if not self._carried:
+        if not self._carried and not self._left_out:
             return self._copies
-        return self._copies or any(of == OWN for of, _ in self._carried.values())
+        carried = any(of == OWN for of, _ in self._carried.values())
+        return self._copies or carried or bool(self._left_out)
 
     # -- inside of the function -------------------------------------------------------------------
 
@@ -262,17 +268,36 @@ class State:
             kept.set_options(self._options.get(name, ()))
         assert self._seen is not None
         self._seen.watch(kept)
-        if self.copies and not copied:  # a loss before the next commit needs copies, too
-            assert self._vault is not None
-            # Calls of this step may have been told what this rank alone has: no copy, and to the
-            # others the sign that all ranks have completed the step.
-            self._vault.drop(self.step + 1)
-            self._write_copy(self._vault, self.step, self._small, self._sending, self._own)
+        if self.copies and not copied:
+            self._begin_copies()
         return made
 
     def _keep_residuals(self, number: int, ddp: DDP) -> None:
-        if residuals.has_some(ddp):
-            self.keep(f"{residuals.PREFIX}{number}", Residuals(ddp), per_rank=True)
+        """Keep what the hook of a new DDP leaves out, and restore it if a commit has it."""
+        if not leaves_out(ddp.reducer.hook):
+            return
+        comm = self._inside("keep")
+        if self._asked is False:
+            raise InvalidArgument(
+                f"rank {comm.rank}: copies=False: hook={type(ddp.reducer.hook).__name__} leaves "
+                "out something else on each rank: expected True or None"
+            )
+        copied = self.copies
+        made = self._residuals[number] = Residuals(ddp)
+        self._sort()
+        if number in self._left_out:
+            made.load(unpacked([self._left_out.pop(number)], _HOOKS))
+        if not copied:
+            self._begin_copies()
+
+    def _begin_copies(self) -> None:
+        """Copy the last commit: a loss before the next one needs copies, too."""
+        assert self._vault is not None and self._seen is not None
+        # Before a call of this step what this rank alone has may have been written, as it will be
+        # behind the step: no copy, and to the others the sign that it has completed the step.
+        self._vault.drop(self.step + 1)
+        own = Own(self._committed, buffers_of(self._kinds[MODEL], self._seen.forwarded))
+        self._write_copy(self._vault, self.step, self._small, self._sending, own)
 
     def parts(self, name: str) -> dict[int, Any]:
         """Return the states of a `per_rank` object at the last commit before the ranks changed.
@@ -334,7 +359,7 @@ class State:
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
         sending = seen.now_sending()
-        if self._copies or (self._carried and self.copies):
+        if self._copies or ((self._carried or self._left_out) and self.copies):
             assert self._vault is not None
             write = partial(self._write_copy, self._vault, step, small, sending)
             if self._pace is None:
@@ -354,7 +379,7 @@ class State:
                 f"rank {comm.rank}: commit: buffers of {name} were changed after the last call of "
                 "the communicator in this step, as by AveragedModel: pass State(copies=True)"
             )
-        self._sending = sending
+        self._sending, self._committed = sending, self._own
         self._small, self.step, self.values = small, step, values
         seen.committed(sending)
 
@@ -442,25 +467,36 @@ class State:
         step: int,
         small: Small,
         sending: Sending,
-        generators: bytes | None = None,  # by default as they are now
+        own: Own | None = None,  # by default as it is now
     ) -> None:
         """Write a record with this rank's share of what all ranks have alike."""
         comm = self._inside("commit")
-        generators = self._own_state() if generators is None else generators
-        own = {
+        if own is None:
+            own = Own(self._own_state(), buffers_of(self._kinds[MODEL]))
+        parts = {
             k.name: [packed(k.state(), k.name)]
             for k in self._kept.values()
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
-        own |= self._waiting(OWN)
-        buffers, measured = buffers_of(self._kinds[MODEL]), self._measured(comm)
-        head = Copy(generators, buffers, _pickled(small), own, sending, measured, {})
+        parts |= self._waiting(OWN)
+        left_out = {n: packed(of.state(), _HOOKS) for n, of in self._residuals.items()}
+        left_out |= self._left_out
+        head = Copy(
+            own.generators,
+            own.buffers,
+            _pickled(small),
+            parts,
+            left_out,
+            sending,
+            self._measured(comm),
+            {},
+        )
         # For the next start the ranks of each node have all shares, as other nodes may be lost.
         sharers = range(comm.size) if self._folder is None else _here(comm)
         share = sharers.index(comm.rank)
-        parts = write_copy(vault, step, head, self._shared(), share, len(sharers))
+        written = write_copy(vault, step, head, self._shared(), share, len(sharers))
         if self._guests is not None:
-            self._guests.exchange(step, parts, len(head.parts))
+            self._guests.exchange(step, written, len(head.parts))
 
     def _measured(self, comm: Communicator) -> bytes:
         """Return what "auto" has measured, for the next start of the job: for the same bits."""
@@ -499,6 +535,7 @@ class State:
             newest = self._restart(comm, self._folder)
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
+        self._residuals = {}
         self._sort()
         self._begun = self.step
         if first or not self._modes:
@@ -524,13 +561,14 @@ class State:
                 each.soon_free = soon_free
         small, self._vault = self._small or self._take_small(self.values), vault
         self._small, self._own = small, self._own_state()
+        self._committed = self._own
         resumed = self.generation > 0
         self._seen = Observer(self._kept, self._sending, resumed, self._keep_residuals)
         self._comm, self._size, self._written = comm, comm.size, b""
         self._told_once |= comm.rank != 0
         begin = time.perf_counter()
         if self.copies:
-            self._write_copy(vault, self.step, small, self._sending, self._own)
+            self._write_copy(vault, self.step, small, self._sending)
         else:
             vault.write(self.step, to_parts(Own(self._own, self._seen.own_buffers())))
         seconds = time.perf_counter() - begin
@@ -689,14 +727,11 @@ class State:
             if any(map(is_part, own)):
                 self._give(name, unpacked(own, name))
                 continue
-            if name.startswith(residuals.PREFIX):  # also where fewer ranks go on: each its own
-                if mine is not None:
-                    self._give(name, unpacked([own[mine]], name))
-                continue
             self._parts[name] = {r: unpacked([one], name) for r, one in enumerate(own)}
             if self._same and mine is not None and len(own) == comm.size:
                 self._give(name, self._parts[name][mine])
         then = None if mine is None else heads.get(mine)
+        self._left_out = {} if then is None else dict(then.left_out)  # on fewer ranks, too
         generators = b"" if then is None else then.generators
         lost = sorted(set(range(before)) - set(heads)) if self._same else []
         if lost and first.generators and comm.rank == 0:
@@ -790,7 +825,7 @@ class State:
             )
         own = from_bytes(record) if record else Own(b"", {})  # a Copy is one, too
         self._valid = comm.rank not in needs
-        self._held, self._carried = {}, {}
+        self._held, self._carried, self._left_out = {}, {}, {}
         self._apply(states, small, own.generators, sending)
         if comm.rank in needs:
             self._set_buffers({**alike, **own.buffers} if self._same else alike)

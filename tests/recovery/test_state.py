@@ -10,6 +10,7 @@ import pytest
 
 import mpidist as md
 from mpidist import nn
+from mpidist.recovery.packing import from_bytes
 
 
 def a_net(seed=0):
@@ -18,6 +19,21 @@ def a_net(seed=0):
     for p in net.parameters():
         p.data[...] = rng.normal(size=p.data.shape)
     return net
+
+
+class Counted(nn.Linear):
+    """A layer with a buffer, in which forwards count."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.seen = np.zeros(1)
+
+    def named_buffers(self):
+        return [("seen", self.seen)]
+
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x)
 
 
 def weights(net):
@@ -609,3 +625,32 @@ def test_forward_of_a_part_of_a_model_is_undone():
         state.end()
 
     md.run_simulated(1, program)
+
+
+@pytest.mark.parametrize("commits", [0, 2])
+def test_first_copy_is_of_the_last_commit(commits):
+    """`keep` asks for it in a step whose calls and forward have changed generators and buffers."""
+
+    def program(comm):
+        rng, net = np.random.default_rng(comm.rank), Counted(3, 2)
+        state = md.State(net=net, rng=rng)
+        state.begin(comm, {})
+
+        def work():
+            rng.random()
+            net(np.ones((1, 3)))
+            comm.allreduce(np.zeros(2))
+
+        for _ in range(commits):
+            work()
+            state.commit()
+        before = rng.bit_generator.state["state"], net.seen[0]
+        work()
+        rng.random()
+        state.keep("own", np.zeros(2), per_rank=True)
+        reader = state._vault.reader()
+        assert max(reader.steps()) == commits  # and none of the step that has begun
+        head = from_bytes(reader.read(commits))
+        assert (pickle.loads(head.generators)["rng"][1]["state"], head.buffers["net"][0]) == before
+
+    md.run_simulated(2, program)

@@ -347,7 +347,7 @@ def buffers_training(how):
     train(State(net=net, optimizer=optimizer, rng=rng))
 
 
-def pipeline_training():
+def pipeline_training(hook=None):
     """Stages of a network, each with an optimizer of its own; on 4 ranks two replicas of each."""
     layers = [nn.Linear(10, 16, seed=1), nn.ReLU(), nn.Linear(16, 16, seed=2), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(16, 3, seed=3))
@@ -358,7 +358,7 @@ def pipeline_training():
         replicas = 2 if comm.size == 4 else 1
         grid = md.Grid(comm, pipe=comm.size // replicas)
         stage = md.partition(model, comm.size // replicas, verbose=False)[grid.pipe_index]
-        chunk = md.DDP(stage, grid.data)
+        chunk = md.DDP(stage, grid.data, hook=hook and hook())
         pipe = state.keep("pipe", md.Pipeline(chunk, grid.pipe, num_microbatches=4))
         optimizer = nn.Adam(stage.parameters(), 1e-2)
         if len(state.parts("optimizer")) in (0, comm.size):  # else the stages are other ones
@@ -452,6 +452,7 @@ TRAININGS = {
     "topk": partial(nn_training, partial(hooks.TopK, 0.1)),
     "powersgd": partial(nn_training, hooks.PowerSGD),
     "compress": partial(nn_training, hooks.Compress),
+    "pipeline-topk": partial(pipeline_training, partial(hooks.TopK, 0.1)),
 }
 
 if __name__ == "__main__":

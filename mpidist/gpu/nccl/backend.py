@@ -14,11 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from ...device.array import DeviceArray
+from ...device.base import Device
 from ...device.find import find_device, installed_device, why_no_device
 from ...errors import (
     CollectiveTimeout,
@@ -182,6 +185,7 @@ class NcclBackend:
         self._lock = threading.RLock()  # of the communicator, which an abort frees
         self.device.enter()  # NCCL uses the current device
         mine = self._library.get_unique_id() if comm.rank == 0 else None
+        _aborts()
         self._nccl = self._start(comm.allgather_object(mine)[0])
         # Runs before MPI is finalized and cupy unloaded.
         atexit.register(_abort_at_exit, weakref.ref(self))
@@ -296,10 +300,15 @@ class NcclBackend:
         self.check()
 
     def check(self) -> None:
-        """Poll NCCL for asynchronous errors; after one, abort and raise CommunicationError."""
+        """Poll NCCL for asynchronous errors; after one, abort and raise CommunicationError.
+
+        Nothing is known while another thread queues a call.
+        """
+        # The watch looks at the deadline next: it does not wait for a call that may need the abort.
+        if not self._lock.acquire(blocking=False):
+            return
         try:
-            with self._communicator() as nccl:
-                nccl.check_async_error()
+            self._in_use().check_async_error()
         except KeyError as error:
             if error.args[0] != _IN_PROGRESS:
                 raise
@@ -308,14 +317,19 @@ class NcclBackend:
             raise CommunicationError(
                 f"rank {self.rank}: NCCL reports: {error}; NCCL was aborted"
             ) from error
+        finally:
+            self._lock.release()
 
     @contextmanager
     def _communicator(self) -> Iterator[Any]:
         """NCCL's communicator, for a call during which no other thread frees it."""
         with self._lock:
-            if self._nccl is None:
-                raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
-            yield self._nccl
+            yield self._in_use()
+
+    def _in_use(self) -> Any:
+        if self._nccl is None:
+            raise InvalidArgument(f"rank {self.rank}: this NCCL backend was closed or aborted")
+        return self._nccl
 
     def abort(self) -> None:
         """Abort NCCL: kernels that wait for other ranks end; not collective, in any thread."""
@@ -324,10 +338,10 @@ class NcclBackend:
         alone = self._lock.acquire(timeout=ABORT_AFTER)
         try:
             found, self._nccl = self._nccl, None
-            if found is not None:  # in a thread: NCCL's abort has no deadline of its own
-                thread = threading.Thread(target=_abort, args=(found,), daemon=True)
-                thread.start()
-                thread.join(ABORT_SECONDS)
+            if found is not None:  # NCCL's abort has no deadline of its own
+                ended = threading.Event()
+                _aborts().put((found, self.device, ended))
+                ended.wait(ABORT_SECONDS)
         finally:
             if alone:
                 self._lock.release()
@@ -348,9 +362,21 @@ class NcclBackend:
             self._nccl = None
 
 
-def _abort(nccl: Any) -> None:
-    with suppress(Exception):  # of what was lost, or of a driver that has been shut down
-        nccl.abort()
+@cache
+def _aborts() -> SimpleQueue[tuple[Any, Device, threading.Event]]:
+    """Return the queue of a thread that aborts: at its end a process can start none."""
+    asked: SimpleQueue[tuple[Any, Device, threading.Event]] = SimpleQueue()
+
+    def abort() -> None:
+        while True:
+            nccl, device, ended = asked.get()
+            with suppress(Exception):  # of what was lost, or of a driver that has been shut down
+                device.enter()
+                nccl.abort()
+            ended.set()
+
+    threading.Thread(target=abort, daemon=True).start()
+    return asked
 
 
 def _abort_at_exit(backend: weakref.ref[NcclBackend]) -> None:

@@ -1,5 +1,6 @@
 """Calls of NCCL as they are made, on the emulated device; what is refused before and after."""
 
+import sys
 import threading
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from mpidist.errors import (
 )
 from mpidist.gpu.nccl import calls
 from mpidist.gpu.nccl.backend import DTYPES, NcclBackend, load
+from tests.support import jobs, processes
 from tests.support.nccl import Library, NcclError
 
 
@@ -254,3 +256,23 @@ def test_abort_beside_a_call_of_another_thread(monkeypatch, call, returns):
             backend.check()
 
     mpidist.run_simulated(1, on_rank)
+
+
+AT_EXIT = """
+import mpidist
+from mpidist.device.find import install_device
+from mpidist.gpu.nccl.backend import NcclBackend
+from tests.support.emulated import EmulatedDevice
+from tests.support.nccl import Fake, Library
+
+install_device(EmulatedDevice)
+EmulatedDevice.nccl = True
+Fake.abort = lambda self: print("aborted", flush=True)
+mpidist.run_simulated(1, lambda comm: kept.append(NcclBackend(comm, Library(comm))))
+"""
+
+
+def test_aborted_at_the_end_of_the_process():
+    """At which a process can start no thread."""
+    done = processes.run([sys.executable, "-c", f"kept = []\n{AT_EXIT}"], 60, cwd=jobs.ROOT)
+    assert done.status == 0 and done.output == "aborted\n"

@@ -1,9 +1,13 @@
 """The watch aborts NCCL at the deadline of a queued call, or at an error."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from mpidist.device.find import find_device
+from mpidist.device.recognise import as_device_array
 from mpidist.errors import CommunicatorBroken
 from tests.support.nccl import NcclError
 
@@ -44,5 +48,32 @@ def test_aborted_by_the_thread_that_waits(by_nccl, monkeypatch):
         comm.allreduce(find_device().array(np.ones(3)))
         queue.backend.abort()
         assert not queue.watch.poll()
+
+    by_nccl(1, check, "nccl")
+
+
+def test_call_that_does_not_return_is_ended(by_nccl, monkeypatch):
+    """A thread that queues a call waits for a lost rank, and has the communicator until then."""
+    monkeypatch.setattr("mpidist.gpu.nccl.backend.ABORT_AFTER", 0.05)
+
+    def check(comm, library):
+        comm.timeout = 0.1
+        x = find_device().array(np.ones(3))
+        comm.allreduce(x)
+        queue, (made,) = comm.gpu._nccl.queue, library.made
+        monkeypatch.setattr("tests.support.emulated.EmulatedEvent.done", lambda self: False)
+        comm.allreduce(x)
+        inside, aborted = threading.Event(), threading.Event()
+        monkeypatch.setattr(made, "allReduce", lambda *_: (inside.set(), aborted.wait(20)))
+        monkeypatch.setattr(made, "abort", aborted.set)
+        data = as_device_array(x, 0)
+        thread = threading.Thread(target=queue.backend.allreduce, args=(data, data, "sum"))
+        thread.start()
+        assert inside.wait(20)
+        until = time.monotonic() + 10
+        while queue.watch.poll():
+            assert time.monotonic() < until
+        assert aborted.is_set()
+        thread.join(20)
 
     by_nccl(1, check, "nccl")
