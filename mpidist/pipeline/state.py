@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from bisect import bisect
@@ -16,9 +17,11 @@ from ..checkpoint.state import read_all
 from ..errors import InvalidArgument
 from ..frameworks.base import library
 from ..frameworks.generators import Source
+from ..measure import counted
 from ..nn import Sequential
 from ..parallel.ddp import DDP, is_state
 
+log = logging.getLogger("mpidist")
 States = list[tuple[Source, Any]]
 """Sources of random numbers, and their states."""
 
@@ -141,6 +144,16 @@ def module_state(state: Any) -> Any:
 def load_stage(module: Any, state: Any) -> None:
     """Load a state into a module in place; `module` may be a DDP, `state` that of a DDP."""
     if isinstance(module, DDP) and is_state(state):
+        ranks = state["sending"]["ranks"]
+        if state.get("hook") and ranks != module.comm.size:
+            if module.comm.rank == 0:
+                log.warning(
+                    "what the communication hook of a stage has left out on %s is dropped: this "
+                    "job has %s of it",
+                    counted(ranks, "replica"),
+                    counted(module.comm.size, "replica"),
+                )
+            state = {**state, "hook": {}}
         module.load_state_dict(state)
         return
     bare = module.module if isinstance(module, DDP) else module

@@ -36,7 +36,7 @@ class Copy(Own):
     #
     small: bytes  # pickled: states, values and rates of optimizers
     parts: dict[str, list[Packed]]  # of objects of which each rank has another state, or a part
-    left_out: dict[int, Packed]  # by the hook of each DDP
+    left_out: list[Packed]  # by the hook of each DDP
     sending: Sending
     measured: bytes  # pickled: what "auto" has measured, for the next start of the job
     lengths: dict[str, Any]  # of those arrays

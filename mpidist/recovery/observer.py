@@ -23,7 +23,7 @@ class Observer:
 
     `kept` are the State's objects by name, to which :meth:`watch` is told of further ones.
     `sending` is how the DDPs sent at the last commit; if the generation has `resumed` training from
-    that commit, new ones send alike.  ``noted(number, ddp)`` is told of each DDP.
+    that commit, new ones send alike.  ``noted(ddp)`` is told of each DDP.
 
     Since the last commit: `called` is whether the step has called the communicator, `stepped`
     whether an optimizer has made a step, `forwarded` whether a model has run, which may have
@@ -35,7 +35,7 @@ class Observer:
         kept: Mapping[str, Kept],
         sending: Sending,
         resumed: bool,
-        noted: Callable[[int, DDP], object],
+        noted: Callable[[DDP], object],
     ):
         self.called = self.stepped = self.forwarded = False
         self.sending = sending
@@ -131,7 +131,7 @@ class Observer:
         elif self._resumed and not self._committed:  # it has copied those of rank 0
             for kept in self._models():
                 kept.set_buffers(kept.buffers)
-        self._noted(number, ddp)
+        self._noted(ddp)
 
     def _note_step(self, *_: Any) -> None:
         self.stepped = True

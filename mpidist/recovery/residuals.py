@@ -25,25 +25,30 @@ class Residuals:
     def __init__(self, ddp: DDP):
         self._ddp = ref(ddp)
 
-    def state(self) -> dict[str, Any]:
-        """Return this rank's state for each bucket, with the names of its parameters."""
+    def state(self) -> dict[str, Any] | None:
+        """Return this rank's state for each bucket, and what these are; None once the DDP is gone.
+
+        The buckets are told by the names of their parameters, and their lengths.
+        """
         ddp = self._ddp()
         if ddp is None:
-            return {"names": [], "buckets": []}
+            return None
         hook: Any = ddp.reducer.hook
-        return {"names": ddp.reducer.grouping.names(), "buckets": hook.save(ddp.buckets)}
+        return {"are": _described(ddp), "buckets": hook.save(ddp.buckets)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a result of :meth:`state`; of other buckets the hook begins anew."""
         ddp = self._ddp()
-        if ddp is None or not state["names"]:
-            return
-        if state["names"] != ddp.reducer.grouping.names():  # as where stages were cut anew
-            log.warning(
-                "rank %d: what the hook of a DDP has left out so far is lost, as it has other "
-                "buckets than before",
-                ddp.comm.rank,
-            )
+        if ddp is None:
             return
         hook: Any = ddp.reducer.hook
-        hook.restore(ddp.buckets, state["buckets"])
+        if state["are"] == _described(ddp):
+            hook.restore(ddp.buckets, state["buckets"])
+        elif ddp.comm.rank == 0:
+            log.warning(
+                "what the hook of a DDP has left out so far is lost, as it has other buckets now"
+            )
+
+
+def _described(ddp: DDP) -> list[list[Any]]:
+    return [[*bucket.names, bucket.flat.size] for bucket in ddp.buckets]

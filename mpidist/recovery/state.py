@@ -134,7 +134,7 @@ class State:
 
     def __init__(self, *, per_rank: Iterable[str] = (), copies: bool | None = None, **objects: Any):
         self._kept: dict[str, Kept] = {}
-        self._residuals: dict[int, Residuals] = {}  # by the numbers of DDPs as they were made
+        self._residuals: list[Residuals] = []  # of DDPs, in the order in which they were made
         self._asked = copies
         self._folder = records.folder()  # of records for the next start of this job
         self.training = 0
@@ -173,7 +173,7 @@ class State:
         self._options: dict[str, Any] = {}  # of optimizers, at the last commit before a loss
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
-        self._left_out: dict[int, Packed] = {}  # of the last commit, until these are made
+        self._left_out: list[Packed] = []  # their states at the last commit, until these are made
         self._own, self._written = b"", b""  # as in the last record
         self._buffered = False  # whether that has buffers
         self._committed = b""  # `_own` at the last commit, unless that was copied
@@ -272,21 +272,28 @@ class State:
             self._begin_copies()
         return made
 
-    def _keep_residuals(self, number: int, ddp: DDP) -> None:
+    def _keep_residuals(self, ddp: DDP) -> None:
         """Keep what the hook of a new DDP leaves out, and restore it if a commit has it."""
         if not leaves_out(ddp.reducer.hook):
             return
         comm = self._inside("keep")
+        if ddp.comm.size < comm.size:  # the other ranks do not know that copies are needed
+            if ddp.comm.rank == 0 and self.generation == 0:
+                log.warning(
+                    "what the hook of a DDP of some of the ranks has left out is lost with a rank, "
+                    "but that of a Pipeline which State keeps"
+                )
+            return
         if self._asked is False:
             raise InvalidArgument(
                 f"rank {comm.rank}: copies=False: hook={type(ddp.reducer.hook).__name__} leaves "
                 "out something else on each rank: expected True or None"
             )
         copied = self.copies
-        made = self._residuals[number] = Residuals(ddp)
+        self._residuals.append(made := Residuals(ddp))
         self._sort()
-        if number in self._left_out:
-            made.load(unpacked([self._left_out.pop(number)], _HOOKS))
+        if self._left_out:
+            made.load(unpacked([self._left_out.pop(0)], _HOOKS))
         if not copied:
             self._begin_copies()
 
@@ -297,7 +304,8 @@ class State:
         # behind the step: no copy, and to the others the sign that it has completed the step.
         self._vault.drop(self.step + 1)
         own = Own(self._committed, buffers_of(self._kinds[MODEL], self._seen.forwarded))
-        self._write_copy(self._vault, self.step, self._small, self._sending, own)
+        with self._vault.replacing(self.step):
+            self._write_copy(self._vault, self.step, self._small, self._sending, own)
 
     def parts(self, name: str) -> dict[int, Any]:
         """Return the states of a `per_rank` object at the last commit before the ranks changed.
@@ -358,8 +366,9 @@ class State:
         step = self.step + 1
         if self._carried:
             self._carried = {n: c for n, c in self._carried.items() if n not in self._kept}
+        self._left_out = []  # of DDPs that are not made any more
         sending = seen.now_sending()
-        if self._copies or ((self._carried or self._left_out) and self.copies):
+        if self._copies or (self._carried and self.copies):
             assert self._vault is not None
             write = partial(self._write_copy, self._vault, step, small, sending)
             if self._pace is None:
@@ -479,8 +488,9 @@ class State:
             if k.kind is not GENERATOR and (k.per_rank or k.divided)
         }
         parts |= self._waiting(OWN)
-        left_out = {n: packed(of.state(), _HOOKS) for n, of in self._residuals.items()}
-        left_out |= self._left_out
+        states = [each.state() for each in self._residuals]
+        left_out = [packed(state, _HOOKS) for state in states if state is not None]
+        left_out += self._left_out
         head = Copy(
             own.generators,
             own.buffers,
@@ -535,7 +545,7 @@ class State:
             newest = self._restart(comm, self._folder)
         # Objects of the generation before are as a failed step has left them.
         self._kept = {k.name: k for k in self._kept.values() if not k.made_inside}
-        self._residuals = {}
+        self._residuals = []
         self._sort()
         self._begun = self.step
         if first or not self._modes:
@@ -731,7 +741,7 @@ class State:
             if self._same and mine is not None and len(own) == comm.size:
                 self._give(name, self._parts[name][mine])
         then = None if mine is None else heads.get(mine)
-        self._left_out = {} if then is None else dict(then.left_out)  # on fewer ranks, too
+        self._left_out = [] if then is None else list(then.left_out)  # on fewer ranks, too
         generators = b"" if then is None else then.generators
         lost = sorted(set(range(before)) - set(heads)) if self._same else []
         if lost and first.generators and comm.rank == 0:
@@ -825,7 +835,7 @@ class State:
             )
         own = from_bytes(record) if record else Own(b"", {})  # a Copy is one, too
         self._valid = comm.rank not in needs
-        self._held, self._carried, self._left_out = {}, {}, {}
+        self._held, self._carried, self._left_out = {}, {}, []
         self._apply(states, small, own.generators, sending)
         if comm.rank in needs:
             self._set_buffers({**alike, **own.buffers} if self._same else alike)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..backends.memory_file import available
@@ -42,7 +44,7 @@ class Vault:
 
     def __init__(self, files: Sequence[int] = ()) -> None:
         self._named = bool(files)
-        self._steps = [-1] * SLOTS  # of the records in the slots
+        self._steps: list[float] = [-1] * SLOTS  # of the records in the slots
         self._files = list(files) or [
             os.memfd_create(f"mpidist-vault-{slot}") for slot in range(SLOTS)
         ]
@@ -101,9 +103,28 @@ class Vault:
     def drop(self, step: int) -> None:
         """Leave no record of a step."""
         if step in self._steps:
-            slot = self._steps.index(step)
-            self._steps[slot] = -1
-            os.pwrite(self._files[slot], _HEAD.pack(_TORN, step, *Record(0, 0)), 0)
+            self._tear(self._steps.index(step))
+
+    def _tear(self, slot: int) -> None:
+        os.pwrite(self._files[slot], _HEAD.pack(_TORN, -1, *Record(0, 0)), 0)
+        self._steps[slot] = -1
+
+    @contextmanager
+    def replacing(self, step: int) -> Iterator[None]:
+        """Have the record of a step written beside its last one, which goes afterwards.
+
+        So there is one of them if this rank is lost while it writes.
+        """
+        old = self._steps.index(step) if step in self._steps else -1
+        if old >= 0:
+            self._steps[old] = math.inf  # neither of this step, nor the oldest
+        try:
+            yield
+        except BaseException:
+            self._steps[old] = step if old >= 0 else self._steps[old]
+            raise
+        if old >= 0:
+            self._tear(old)
 
     @property
     def _folder(self) -> str:
@@ -150,11 +171,11 @@ class Reader:
 
     def steps(self) -> dict[int, Record]:
         """Return what is known of each complete record, by step."""
-        found = {}
+        found: dict[int, Record] = {}
         for file in self._files:
             mark, step, *record = _head(file)
             if mark == _MARK:
-                found[step] = Record(*record)
+                found.setdefault(step, Record(*record))  # as `read`
         return found
 
     def read(self, step: int, start: int = 0, stop: int | None = None) -> bytes:

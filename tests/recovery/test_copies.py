@@ -13,7 +13,7 @@ from mpidist.recovery.vault import Reader, Vault
 
 def a_copy(rank, parts=()):
     own = {name: [packed(np.full(2, rank), name)] for name in parts}
-    return Copy(b"%d" % rank, {}, b"small", own, {}, [], b"", {})
+    return Copy(b"%d" % rank, {}, b"small", own, [], [], b"", {})
 
 
 def exchanged(comm, vault, apart=False):

@@ -42,7 +42,7 @@ def test_a_lost_node(tmp_path, nodes, last):
         for step in range(1, last + 1):
             rows = np.full(3 + comm.rank, 100 * step + comm.rank)
             own = {"rows": [packed(rows, "rows")]}
-            head = Copy(b"%d" % comm.rank, {}, b"small", own, {}, [], b"", {})
+            head = Copy(b"%d" % comm.rank, {}, b"small", own, [], [], b"", {})
             shared = {"x": packed(np.arange(9) + step, "x")}
             parts = write_copy(vault, step, head, shared, here.index(comm.rank), len(here))
             guests.exchange(step, parts, 1)
@@ -75,7 +75,7 @@ def test_two_neighbours_lost_are_too_many(tmp_path):
     def train(comm):
         vault = ranks.vault(tmp_path, comm.rank)
         guests = Guests(comm, lambda rank: ranks.vault(tmp_path, rank, comm.rank))
-        head = Copy(b"", {}, b"", {"u": [packed(np.ones(2), "u")]}, {}, [], b"", {})
+        head = Copy(b"", {}, b"", {"u": [packed(np.ones(2), "u")]}, [], [], b"", {})
         guests.exchange(1, write_copy(vault, 1, head, {}, 0, 1), 1)
 
     md.run_simulated(3, train, nodes="abc")

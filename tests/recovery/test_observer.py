@@ -16,10 +16,10 @@ class Told:
     """Who is told of each DDP."""
 
     def __init__(self):
-        self.numbers = []
+        self.ddps = []
 
-    def noted(self, number, ddp):
-        self.numbers.append(number)
+    def noted(self, ddp):
+        self.ddps.append(ref(ddp))
 
 
 TOLD = Told()

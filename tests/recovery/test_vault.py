@@ -1,5 +1,6 @@
 """Vaults: records of a rank's last steps, read by other processes after its end."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -135,3 +136,40 @@ def test_too_little_memory_is_said_with_the_size(monkeypatch):
         MemoryError, match=r"takes 500000 bytes .* 1500000 for 3 steps; 1000000 are"
     ):
         vault.write(1, [bytes(500_000)])
+
+
+@pytest.mark.parametrize("steps", [[0], [0, 1], [3, 4, 5], [5, 4, 6]])
+def test_record_is_there_while_another_one_of_its_step_is_written(steps, monkeypatch):
+    vault = Vault()
+    reader, write = vault.reader(), os.pwrite
+    for step in steps:
+        vault.write(step, [b"own"])
+    last, others = steps[0], set(steps[1:])
+
+    def fails(file, data, at):
+        if bytes(data) == b"copy":
+            assert reader.read(last) == b"own"  # as it is if the rank ends here
+            raise OSError(errno.EIO, "of the test")
+        return write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    with pytest.raises(OSError, match="of the test"), vault.replacing(last):
+        vault.write(last, [b"copy"])
+    assert reader.read(last) == b"own"
+    monkeypatch.undo()
+    with vault.replacing(last):
+        vault.write(last, [b"copy"])
+    assert reader.read(last) == b"copy" and set(reader.steps()) - others == {last}
+    vault.write(last, [b"again"])
+    assert reader.read(last) == b"again"
+
+
+def test_dropped_record():
+    vault = Vault()
+    for step in (0, 1):
+        vault.write(step, [b"x"])
+    vault.drop(1)
+    vault.drop(7)
+    assert list(vault.reader().steps()) == [0]
+    vault.write(2, [b"y"])
+    assert sorted(vault.reader().steps()) == [0, 2]

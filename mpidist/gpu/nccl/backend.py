@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -185,7 +184,8 @@ class NcclBackend:
         self._lock = threading.RLock()  # of the communicator, which an abort frees
         self.device.enter()  # NCCL uses the current device
         mine = self._library.get_unique_id() if comm.rank == 0 else None
-        _aborts()
+        self._aborting = _start_aborting(self.device)
+        weakref.finalize(self, self._aborting.put, None).atexit = False
         self._nccl = self._start(comm.allgather_object(mine)[0])
         # Runs before MPI is finalized and cupy unloaded.
         atexit.register(_abort_at_exit, weakref.ref(self))
@@ -338,9 +338,9 @@ class NcclBackend:
         alone = self._lock.acquire(timeout=ABORT_AFTER)
         try:
             found, self._nccl = self._nccl, None
-            if found is not None:  # NCCL's abort has no deadline of its own
+            if found is not None:
                 ended = threading.Event()
-                _aborts().put((found, self.device, ended))
+                self._aborting.put((found, ended))
                 ended.wait(ABORT_SECONDS)
         finally:
             if alone:
@@ -362,16 +362,19 @@ class NcclBackend:
             self._nccl = None
 
 
-@cache
-def _aborts() -> SimpleQueue[tuple[Any, Device, threading.Event]]:
-    """Return the queue of a thread that aborts: at its end a process can start none."""
-    asked: SimpleQueue[tuple[Any, Device, threading.Event]] = SimpleQueue()
+def _start_aborting(device: Device) -> SimpleQueue[Any]:
+    """Return the queue of a thread that aborts what it is given; with None it ends.
+
+    NCCL's abort has no deadline of its own, and at its end a process can start no thread.
+    """
+    asked: SimpleQueue[Any] = SimpleQueue()
 
     def abort() -> None:
-        while True:
-            nccl, device, ended = asked.get()
-            with suppress(Exception):  # of what was lost, or of a driver that has been shut down
+        while (given := asked.get()) is not None:
+            nccl, ended = given
+            with suppress(Exception):  # the driver may have been shut down
                 device.enter()
+            with suppress(Exception):  # of what was lost
                 nccl.abort()
             ended.set()
 
