@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import statistics
 import sys
 import tempfile
@@ -54,9 +55,18 @@ class Watched:
         texts = (path.read_text() for path in self.folder.iterdir() if path.name.isdigit())
         return [line for text in texts for line in text.splitlines()]
 
-    def pids(self) -> dict[int, int]:
-        words = (line.split() for line in self.lines() if line.startswith("pid"))
-        return {int(rank): int(pid) for _, rank, pid in words}
+    def kill(self, rank: int) -> None:
+        """Kill a rank as it was last begun; ProcessLookupError if that has ended."""
+        words = [line.split()[1:] for line in self.lines() if line.startswith("pid")]
+        pid, start = next((pid, start) for r, pid, start in reversed(words) if int(r) == rank)
+        handle = os.pidfd_open(int(pid))
+        try:
+            # Another process may have got the number meanwhile: one of another test.
+            if processes.begun(int(pid)) != start:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
 
     def step(self) -> int:
         return max(
@@ -118,7 +128,7 @@ def train(
                 killed.append(victim)
                 while not watched.done():
                     try:
-                        os.kill(watched.pids()[victim], 9)
+                        watched.kill(victim)
                         break
                     except ProcessLookupError:  # of the last start: it comes again
                         ended.wait(0.005)

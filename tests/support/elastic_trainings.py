@@ -1,13 +1,13 @@
 """Trainings for the tests of md.elastic: ``elastic_trainings.py WRAPPER STEPS``.
 
-Each rank writes lines "pid W PID", "step S" and at the end "done HASH of R ranks at step S" to a
-file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when it
-comes to a point for the N-th time: by SIGKILL, or as HOW says, which may be the
-folder of a control group to exceed; with W:POINT:N:S in start S of the
-job only.  The point "atS" is behind the work of step S + 1.  The point "line" is each line of
-mpidist that rank W runs in step 10 (W + 1), of which a step has some hundred: their number is
-printed as "lines COUNT".  "MODULE.py@NUMBER" is that line of that module in this step, in which the
-others are late; each line that was run goes to a file in the folder LINES, with how often it was.
+Each rank writes lines "pid W PID BEGUN", "step S" and at the end "done HASH of R ranks at step S"
+to a file of its own in the folder ELASTIC_TEST.  KILL="W:POINT:N …" ends rank W of the world when
+it comes to a point for the N-th time: by SIGKILL, or as HOW says, which may be the folder of a
+control group to exceed; with W:POINT:N:S in start S of the job only.  The point "atS" is behind the
+work of step S + 1.  The point "line" is each line of mpidist that rank W runs in step 10 (W + 1),
+of which a step has some hundred: their number is printed as "lines COUNT".  "MODULE.py@NUMBER" is
+that line of that module in this step, in which the others are late; each line that was run goes to
+a file in the folder LINES, with how often it was.
 "part" is where MPI is to make a communicator of some of the ranks.  With MORE a later start of the
 job ends as many steps behind its first one: so the first start can go on until the test has lost a
 node, however long that takes.  Under --max-restarts each step is copied, with SPACED each 25th.
@@ -31,6 +31,7 @@ from mpidist.gpu.heap import DeviceHeap
 from mpidist.parallel import hooks
 from mpidist.recovery import pace
 from mpidist.recovery.pace import Pace
+from tests.support.processes import begun
 
 WRAPPER, STEPS = sys.argv[1], int(sys.argv[2])
 WORLD = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0"))
@@ -168,7 +169,7 @@ def commit(state, **values) -> None:
 X = np.random.default_rng(1).normal(size=(600, 10)).astype(np.float32)
 Y = (X @ np.random.default_rng(2).normal(size=(10, 3))).astype(np.float32)
 SIGNS = (Y[:, 0] > 0).astype(int)
-say(f"pid {WORLD} {os.getpid()}")
+say(f"pid {WORLD} {os.getpid()} {begun(os.getpid())}")
 
 
 def numpy_training():

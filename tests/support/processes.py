@@ -52,6 +52,14 @@ def mpiexec(ranks: int, *program: str, python: str = sys.executable) -> list[str
     return [str(Path(python).parent / "mpiexec"), "-n", str(ranks), python, *program]
 
 
+def begun(pid: int) -> str:
+    """Return when a process has begun, as Linux counts it; "" once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return this environment, without a launch that it is part of, ready for an mpiexec.
 
