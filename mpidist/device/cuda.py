@@ -255,7 +255,7 @@ class CudaDevice:
         """Queue a kernel that reads the array in the largest words at which it is aligned."""
         size = next(size for size in (8, 4, 2, 1) if not (pointer | nbytes) % size)
         x = _wrapped(pointer, (nbytes // size,), np.dtype(f"u{size}"), self.number)
-        target = _wrapped(sums, (4,), np.dtype(np.uint64), self.number)
+        target = _wrapped(sums, (4,), np.dtype(np.uint64), self.number)  # of a digest
         words = -(-nbytes // 8)
         threads = min(words, DIGEST_THREADS)
         digest_kernel()(x, x.size, words, threads, target, size=threads, stream=_Stream(stream))

@@ -173,7 +173,8 @@ class State:
         self._options: dict[str, Any] = {}  # of optimizers, at the last commit before a loss
         self._modes: list[tuple[Any, bool]] = []  # of modules, when the function was first called
         self._begun = 0  # the step with which this generation began
-        self._left_out: list[Packed] = []  # their states at the last commit, until these are made
+        # What the hooks of DDPs had left out at the last commit, until these are made again.
+        self._left_out: list[Packed] = []
         self._own, self._written = b"", b""  # as in the last record
         self._buffered = False  # whether that has buffers
         self._committed = b""  # `_own` at the last commit, unless that was copied
@@ -224,16 +225,15 @@ class State:
         alike = [k for k in self._kinds[SMALL] if not k.per_rank]
         self._fixed = not alike and all(k.rates_stay for k in rated)
         needs = any(kept.needs_copy for kept in self._kept.values())
-        needs = needs or bool(self._residuals)
+        needs |= bool(self._residuals)
         self._copies = bool(self._asked) or self._folder is not None or needs
 
     @property
     def copies(self) -> bool:
         """Whether `commit` copies all objects."""
-        if not self._carried and not self._left_out:
-            return self._copies
-        carried = any(of == OWN for of, _ in self._carried.values())
-        return self._copies or carried or bool(self._left_out)
+        if self._copies or self._left_out:
+            return True
+        return any(of == OWN for of, _ in self._carried.values())
 
     # -- inside of the function -------------------------------------------------------------------
 

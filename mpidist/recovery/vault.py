@@ -115,16 +115,17 @@ class Vault:
 
         So there is one of them if this rank is lost while it writes.
         """
-        old = self._steps.index(step) if step in self._steps else -1
-        if old >= 0:
-            self._steps[old] = math.inf  # neither of this step, nor the oldest
+        if step not in self._steps:
+            yield
+            return
+        old = self._steps.index(step)
+        self._steps[old] = math.inf  # neither of this step, nor the oldest
         try:
             yield
         except BaseException:
-            self._steps[old] = step if old >= 0 else self._steps[old]
+            self._steps[old] = step
             raise
-        if old >= 0:
-            self._tear(old)
+        self._tear(old)
 
     @property
     def _folder(self) -> str:
