@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from ..arguments import whole
-from ..errors import CollectiveMismatch, DeadlockError, InvalidArgument, RankFailed, wrong_length
+from ..errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorBroken,
+    DeadlockError,
+    InvalidArgument,
+    RankFailed,
+    wrong_length,
+)
 from .base import AllOf, Backend, Request
 from .board import Board, private_words
 from .waiting import Condition, Progress
@@ -386,7 +394,10 @@ class SimulatedBackend(Backend):
 
 
 def _echo(error: BaseException) -> int:
-    return 2 if getattr(error, "echo", False) else int(isinstance(error, DeadlockError))
+    # A timeout may follow another rank's error; what names the rank that failed always does.
+    if getattr(error, "echo", False) or isinstance(error, CommunicatorBroken):
+        return 2
+    return int(isinstance(error, (DeadlockError, CollectiveTimeout)))
 
 
 def run_group(

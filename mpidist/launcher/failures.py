@@ -16,14 +16,21 @@ from .ranks import LOST, RankState
 LINE = 160  # characters of an exception in the last line of a job
 INTERRUPT = KeyboardInterrupt.__name__
 SETTLED = 1.0  # seconds after which the first exceptions are printed, if the job goes on
-_FOLLOW = (errors.RankFailed, errors.CommunicatorBroken, errors.CollectiveTimeout)
-FOLLOW_UPS = tuple(kind.__name__ for kind in _FOLLOW)
+# These usually follow another rank's failure.  A hang may begin where a deadline passes; the other
+# two are never where it begins, but may be told before the failure that they name.
+_FOLLOW = {errors.CollectiveTimeout: 1, errors.RankFailed: 2, errors.CommunicatorBroken: 2}
+_FAR = {kind.__name__: far for kind, far in _FOLLOW.items()}
 
 # What a program is refused for, or cannot be read for, is the same at each start.  A MemoryError is
 # of Python or of mpidist: one of numpy and of PyTorch has a class of its own.
 _AGAIN = (errors.InvalidArgument, errors.Unsupported, SyntaxError, ImportError, NameError)
 _KINDS = {kind for base in (*_AGAIN, MemoryError) for kind in (base, *base.__subclasses__())}
 COME_AGAIN = frozenset(kind.__name__ for kind in _KINDS)
+
+
+def from_the_cause(kind: str) -> int:
+    """Return how far from the cause exceptions of a class usually are; 0 if they follow none."""
+    return _FAR.get(kind, 0)
 
 
 @dataclass
@@ -42,9 +49,9 @@ class Failure:
         return self.kind if self.kind in COME_AGAIN else ""
 
     @property
-    def follows(self) -> bool:
-        """Whether the exception is of a class that usually follows the failure of another rank."""
-        return self.kind in FOLLOW_UPS
+    def follows(self) -> int:
+        """How far from the cause the exception is: 0 for one that follows no other rank's."""
+        return from_the_cause(self.kind)
 
     def __str__(self) -> str:
         line = self.without_rank(f": {self.line}")[2:]
@@ -79,12 +86,12 @@ class Failures:
         self.known.append(Failure(number, host, *texts))
 
     def cause(self, states: Iterable[RankState]) -> Failure | RankState | None:
-        """Return the first exception that does not follow from another rank's failure.
+        """Return the first exception of those that are nearest to the cause.
 
-        If all do, as :class:`RankFailed` does, return the first of `states` whose rank reported no
-        exception, and ended by a signal (but SIGTERM, by which launchers end ranks) or with an exit
-        code other than 0; without such a state, the first exception.  None if no rank reported an
-        exception.
+        If all follow another rank's failure, as :class:`RankFailed` does, return the first of
+        `states` whose rank reported no exception, and ended by a signal (but SIGTERM, by which
+        launchers end ranks) or with an exit code other than 0; without such a state, that
+        exception.  None if no rank reported an exception.
         """
         first = min(self.known, key=lambda failure: failure.follows, default=None)
         if first is None or not first.follows:

@@ -21,6 +21,7 @@ from .. import arguments
 from ..errors import LaunchError, MpidistError, RankFailed, unpicklable
 from ..measure import plural
 from .allocation import SlurmAllocation, kill_wait, whole_job
+from .failures import from_the_cause
 from .job import JobOptions, check_not_nested, make_launch, monitors, own_environment
 from .mpi import TERMINAL, find_library
 from .supervisor import Supervisor
@@ -195,7 +196,7 @@ def _results(folder: Path, ranks: int, told: str, last_lines: str) -> list[Any]:
     # That another rank is lost is no rank's own failure.
     own = [rank for rank, error in errors.items() if not isinstance(error, RankFailed)]
     if own or (errors and not missing):
-        rank = (own or list(errors))[0]
+        rank = min(own or errors, key=lambda rank: from_the_cause(type(errors[rank]).__name__))
         if sys.version_info >= (3, 11):
             errors[rank].add_note(f"on rank {rank} of {ranks}")
         raise errors[rank]

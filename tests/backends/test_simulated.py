@@ -186,6 +186,19 @@ def test_a_rank_that_is_killed():
     assert time.monotonic() - begin < SOON  # no deadline was needed
 
 
+def test_the_error_that_others_follow():
+    """A deadline is missed by rank 1; rank 0 is told, and a rank 2 has another fault."""
+
+    def job(comm):
+        raise errors[comm.rank]
+
+    errors = [CommunicatorBroken("told"), CollectiveTimeout("late"), ValueError("odd")]
+    with pytest.raises(ValueError, match="rank 2: odd"):
+        run_simulated(3, job)
+    with pytest.raises(CollectiveTimeout, match="rank 1: late"):
+        run_simulated(2, job)
+
+
 @pytest.mark.parametrize("limit", [32767, 32768, 2**23 - 1, 2**31 - 1])
 def test_tags_of_each_kind_are_apart(limit):
     """Those of collectives, of each kind of message, and of set-up, whatever the backend allows."""

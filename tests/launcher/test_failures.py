@@ -1,5 +1,6 @@
 """The exceptions that end ranks are printed once; a shell or a rank stands for the launcher."""
 
+import itertools
 import signal
 import socket
 
@@ -141,6 +142,24 @@ def test_the_cause_of_what_follows():
         (RankState(0, "a", -15, left=5), "ended with exit code 5"),
     ):
         assert str(failures.cause([*ended, state])) == f"rank 0 on a {how}"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_names_the_cause_may_arrive_before_it(capfd, order):
+    """Rank 1 misses a deadline and tells the others before its own exception is on its way."""
+    failures, late = Failures(3), "CollectiveTimeout: rank 1: recv from rank 0 not finished"
+    told = [f"CommunicatorBroken: rank {rank}: rank 1 has failed" for rank in (0, 2)]
+    for rank in order:
+        failures.add(rank, "a", described([told[0], late, told[1]][rank]))
+    first = "rank 1 on a failed first: CollectiveTimeout: recv from rank 0 not finished"
+    assert str(failures.cause([])) == first
+    failures.print()
+    assert capfd.readouterr().err.splitlines() == [
+        "rank 1 of 3 failed; the job ends",
+        "Traceback …",
+        late,
+        "ranks 0, 2 of 3 failed: CommunicatorBroken: rank 1 has failed",
+    ]
 
 
 def test_lists_of_ranks():

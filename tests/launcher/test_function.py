@@ -1,6 +1,7 @@
 """mpidist.run starts real MPI processes and returns their results."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.errors import InvalidArgument, LaunchError
+from mpidist.errors import CollectiveTimeout, CommunicatorBroken, InvalidArgument, LaunchError
+from mpidist.launcher import function
 from tests.support.jobs import ROOT, each_mpi
 from tests.support.processes import environment, run
 from tests.support.training_kits import NEEDS_TORCH
@@ -59,6 +61,16 @@ def test_the_error_of_the_rank_that_failed():
     with pytest.raises(ValueError, match="odd") as caught:
         mpidist.run(fail, 2, timeout=LIMIT)
     assert getattr(caught.value, "__notes__", ["on rank 1 of 2"]) == ["on rank 1 of 2"]
+
+
+def test_the_error_that_others_follow(tmp_path):
+    """Rank 0 learns of the deadline that rank 1 has missed, and may be the first to end."""
+    errors = CommunicatorBroken("rank 0: rank 1 has failed"), CollectiveTimeout("rank 1: recv")
+    for rank, error in enumerate(errors):
+        (tmp_path / f"error-{rank}").write_bytes(pickle.dumps(error))
+        os.utime(tmp_path / f"error-{rank}", (rank, rank))
+    with pytest.raises(CollectiveTimeout, match="rank 1"):
+        function._results(tmp_path, 2, "", "")
 
 
 def test_a_rank_that_dies():
