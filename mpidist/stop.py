@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -12,6 +11,21 @@ import numpy as np
 
 from .communicator.communicator import Communicator
 from .errors import InvalidArgument
+
+in_elastic: list[object] = []
+"""Jobs of ``md.elastic`` that run: they end MPI, together with the spares."""
+
+
+class Stopped(SystemExit):
+    """The end that :meth:`StopRequest.leave` has brought about on all ranks."""
+
+
+def end_mpi(comm: Communicator) -> None:
+    """End MPI, lest an exit code other than 0 aborts the other ranks; collective."""
+    if comm.backend.name == "mpi":
+        from mpi4py import MPI
+
+        MPI.Finalize()
 
 
 class StopRequest:
@@ -28,6 +42,8 @@ class StopRequest:
     Notes
     -----
     The handlers of these signals are replaced.  Only the main thread can create a StopRequest.
+    One that a function of ``md.elastic`` creates anew after a loss knows what the one before has
+    received.
 
     Examples
     --------
@@ -40,9 +56,12 @@ class StopRequest:
         self._comm, self._received = comm, False
         for number in signals:
             try:
-                signal.signal(number, self._note)
+                before = getattr(signal.signal(number, self._note), "__self__", None)
             except ValueError as error:
                 raise InvalidArgument(f"rank {comm.rank}: StopRequest: {error}") from error
+            # A signal comes once, and a loss may come before its answer.
+            if in_elastic and isinstance(before, StopRequest):
+                self._received |= before._received
 
     # It may run between any two lines, even within a collective call: a flag is all that is safe.
     def _note(self, number: int, frame: Any) -> None:
@@ -59,7 +78,7 @@ class StopRequest:
     def leave(self, status: int = os.EX_TEMPFAIL) -> NoReturn:
         """End this process with an exit code, after a barrier and MPI_Finalize; collective.
 
-        Save the state before.
+        Save the state before.  In a function of ``md.elastic`` the spares end as well.
 
         Parameters
         ----------
@@ -68,8 +87,6 @@ class StopRequest:
             SLURM start the job again.
         """
         self._comm.barrier()
-        if self._comm.backend.name == "mpi":
-            from mpi4py import MPI
-
-            MPI.Finalize()  # lest an exit code other than 0 aborts the other ranks
-        sys.exit(status)
+        if not in_elastic:
+            end_mpi(self._comm)
+        raise Stopped(status)

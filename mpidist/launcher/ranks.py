@@ -46,6 +46,11 @@ class RankState:
         return self.status == 0
 
     @property
+    def stopped(self) -> bool:
+        """Whether the rank ended as asked to, to be started again later: no failure."""
+        return self.status == os.EX_TEMPFAIL
+
+    @property
     def code(self) -> int:
         """The exit code of a rank that has ended; 128 + N for signal N, 1 for a lost rank."""
         if not isinstance(self.status, int):

@@ -265,9 +265,11 @@ class Supervisor:
     def _others_go_on(self, rank: RankState) -> bool:
         """Return whether a rank that failed is lost, and the job is not at its end because of it.
 
-        It is once a rank fails by an exception: that may be all ranks', and ends the job.
+        It is once a rank fails by an exception: that may be all ranks', and ends the job.  So does
+        a request to stop.
         """
         at_its_end = self.failures.known or self.interrupted or self._over < math.inf
+        at_its_end = at_its_end or rank.stopped
         return self.survive and rank.mpi == STARTED and not (at_its_end or self._all_ended)
 
     @property
@@ -459,10 +461,13 @@ class Supervisor:
     # -- the exit code ----------------------------------------------------------------------------
 
     def _failed(self) -> list[RankState]:
-        """Return the ranks that are known to have failed, lost ones last, else as they ended."""
+        """Return the ranks that are known to have failed, lost ones last, else as they ended.
+
+        First those that were asked to stop: without the ranks lost before the job had gone on.
+        """
         ranks = [*self.ended, *self.known.values()]  # some twice
         failed = [rank for rank in ranks if rank.status not in (None, 0)]
-        return sorted(failed, key=lambda rank: rank.status == LOST)
+        return sorted(failed, key=lambda rank: (not rank.stopped, rank.status == LOST))
 
     @property
     def cause(self) -> Failure | RankState | None:

@@ -29,6 +29,7 @@ from ..errors import (
     ReplicasDiffer,
 )
 from ..measure import counted, format_time
+from ..stop import Stopped, end_mpi, in_elastic
 from . import records
 from .state import State
 
@@ -36,7 +37,8 @@ log = logging.getLogger("mpidist")
 Train = Callable[..., Any]
 NAP = 5e-3  # seconds between two looks of a spare
 KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is lost
-_ENDED = 77  # tag of the message that ends the wait of a spare
+_ENDED = 77  # tag of the message that ends the wait of a spare; it has the exit code, or
+_GOES_ON = -1  # if the program goes on behind the training
 _trainings = itertools.count(1)  # of this program: the same on all ranks, and in each start
 # All ranks after a call in which some were lost, how many of them train, and this one's number.
 _left: tuple[Communicator, int, int | None] | None = None
@@ -157,16 +159,16 @@ class _Job:
     def run(self, train: Callable[[Communicator], Any]) -> Any:
         """Run the function until it has ended on all ranks; return what it returns."""
         global _left
+        in_elastic.append(self)
         try:
             while True:
                 try:
                     self._deal()
-                    result = None
-                    if self.number is None:
-                        self._wait()
-                    else:
-                        result = self._train(train)
+                    result = self._wait() if self.number is None else self._train(train)
                     if self.why_not or self._vote(True):
+                        if isinstance(result, SystemExit):
+                            end_mpi(self.world)
+                            raise result
                         if self.generation:
                             _left = self.world, self.size, self.number
                         return result
@@ -179,6 +181,7 @@ class _Job:
                     self._vote(False)
                     self._recover()
         finally:
+            in_elastic.remove(self)
             self.state.end()
 
     # -- a generation ------------------------------------------------------------------------------
@@ -210,7 +213,10 @@ class _Job:
         self._members = members
 
     def _train(self, train: Callable[[Communicator], Any]) -> Any:
-        """Call the function, and tell the spares when it has ended on all ranks."""
+        """Call the function, and tell the spares when it has ended on all ranks.
+
+        Return what it returns, or the SystemExit that ends the program.
+        """
         comm, members = self.comm, self._members
         assert comm is not None and members is not None
         launch.take_place(comm)
@@ -226,17 +232,25 @@ class _Job:
             )
         self._since = 0.0
         _phase("trains")
-        result = train(comm)
+        try:
+            result = train(comm)
+        except SystemExit as end:
+            if end.code and not isinstance(end, Stopped):  # to the others this rank is lost
+                raise
+            result = end
         comm.barrier()
         if comm.rank == 0:
-            note = np.zeros(1, np.int64)
+            note = np.full(1, (result.code or 0) if isinstance(result, SystemExit) else _GOES_ON)
             others = set(range(self.world.size)) - set(members)
             for spare in sorted(others):
                 self.world.send(note, spare, tag=_ENDED)
         return result
 
-    def _wait(self) -> None:
-        """Wait, as a spare, until training has ended; RankFailed if a rank is lost."""
+    def _wait(self) -> SystemExit | None:
+        """Wait, as a spare, until training has ended; RankFailed if a rank is lost.
+
+        Return the SystemExit that ends the program, if it ends there.
+        """
         _phase(SPARE)
         self._since = 0.0  # the others train: the next loss is another one
         world, members, note = self.world, self._members, np.zeros(1, np.int64)
@@ -247,6 +261,7 @@ class _Job:
             if lost:
                 raise RankFailed(f"rank {world.rank}: a rank is lost", ranks=tuple(lost))
             time.sleep(NAP)
+        return None if note[0] == _GOES_ON else SystemExit(int(note[0]))
 
     # -- a loss ------------------------------------------------------------------------------------
 
