@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from .arguments import whole
 from .communicator.communicator import Communicator
+from .communicator.launcher_notes import send_note
 from .errors import InvalidArgument
+from .measure import counted
 
-in_elastic: list[object] = []
-"""Jobs of ``md.elastic`` that run: they end MPI, together with the spares."""
+
+class Elastic(Protocol):
+    """A job of ``md.elastic`` that runs in this process."""
+
+    comm: Communicator | None
+    generation: int
+
+
+in_elastic: list[Elastic] = []
 
 
 class Stopped(SystemExit):
-    """The end that :meth:`StopRequest.leave` has brought about on all ranks."""
+    """The end of all ranks, as :meth:`StopRequest.leave` has brought it about."""
 
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
 
-def end_mpi(comm: Communicator) -> None:
-    """End MPI, lest an exit code other than 0 aborts the other ranks; collective."""
-    if comm.backend.name == "mpi":
-        from mpi4py import MPI
-
-        MPI.Finalize()
+    def announce(self) -> None:
+        """Let this process end by its exit code, which is no failure and ends no other rank."""
+        send_note(asked=True)
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None:
+            # As mpi4py.run has seen an exit code, it would call MPI_Abort.  To end MPI here would
+            # be too soon: traces are written at exit, and threads use MPI until then.
+            atexit.register(mpi._set_abort_status, 0)
 
 
 class StopRequest:
@@ -54,14 +71,21 @@ class StopRequest:
 
     def __init__(self, comm: Communicator, signals: Iterable[signal.Signals] = (signal.SIGUSR1,)):
         self._comm, self._received = comm, False
+        job = in_elastic[-1] if in_elastic else None
+        self._made = job, job.generation if job is not None else 0
         for number in signals:
             try:
                 before = getattr(signal.signal(number, self._note), "__self__", None)
             except ValueError as error:
                 raise InvalidArgument(f"rank {comm.rank}: StopRequest: {error}") from error
             # A signal comes once, and a loss may come before its answer.
-            if in_elastic and isinstance(before, StopRequest):
-                self._received |= before._received
+            if isinstance(before, StopRequest) and before._received and self._follows(before):
+                self._received = True
+
+    def _follows(self, before: StopRequest) -> bool:
+        """Return whether a loss came after the other one was made, in the same training."""
+        (job, generation), (other, earlier) = self._made, before._made
+        return job is not None and job is other and generation > earlier
 
     # It may run between any two lines, even within a collective call: a flag is all that is safe.
     def _note(self, number: int, frame: Any) -> None:
@@ -76,17 +100,34 @@ class StopRequest:
         return bool(self._comm.allreduce(mine, op="max")[0])
 
     def leave(self, status: int = os.EX_TEMPFAIL) -> NoReturn:
-        """End this process with an exit code, after a barrier and MPI_Finalize; collective.
+        """End this process with an exit code, after a barrier; collective.
 
         Save the state before.  In a function of ``md.elastic`` the spares end as well.
 
         Parameters
         ----------
         status : int
-            The exit code; by default EX_TEMPFAIL (75), with which ``mpidist run --requeue`` has
-            SLURM start the job again.
+            The exit code, 0 to 255; by default EX_TEMPFAIL (75), with which ``mpidist run
+            --requeue`` has SLURM start the job again.
+
+        Raises
+        ------
+        InvalidArgument
+            If the exit code is none, or if this is of some of the ranks that ``md.elastic`` trains
+            on.
         """
-        self._comm.barrier()
+        comm = self._comm
+        where, most = f"rank {comm.rank}: leave: ", " and <= 255"
+        if whole("status", status, 0, where, most) > 255:
+            raise InvalidArgument(f"{where}status={status!r}: expected a whole number >= 0{most}")
+        of = in_elastic[-1].comm if in_elastic else None
+        if of is not None and of.size != comm.size:
+            raise InvalidArgument(
+                f"{where}this StopRequest is of {counted(comm.size, 'rank')}: expected one of the "
+                f"{of.size} that md.elastic trains on"
+            )
+        comm.barrier()
+        end = Stopped(int(status))
         if not in_elastic:
-            end_mpi(self._comm)
-        raise Stopped(status)
+            end.announce()
+        raise end

@@ -2,10 +2,11 @@
 
 import os
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 
-from mpidist import StopRequest, run_simulated
+from mpidist import InvalidArgument, StopRequest, run_simulated, stop
 
 
 def test_leave_waits_for_all():
@@ -36,3 +37,28 @@ def test_one_rank_is_enough(asked):
         return before, request.requested()
 
     assert run_simulated(3, main) == [(False, True)] * 3
+
+
+def test_codes_that_are_none():
+    """The communicator stays usable."""
+
+    def main(comm):
+        request = StopRequest(comm, ())
+        for status in (-1, 256, "3", True, 7.0):
+            with pytest.raises(InvalidArgument, match=f"leave: status={status!r}: expected a wh"):
+                request.leave(status)
+        return comm.allreduce(1)
+
+    assert run_simulated(2, main) == [2, 2]
+
+
+def test_leave_is_for_all_ranks_of_a_training(monkeypatch):
+    def main(comm):
+        part = comm.split(comm.rank % 2)
+        with pytest.raises(InvalidArgument, match=r"of 2 ranks: expected one of the 4 that md\.el"):
+            StopRequest(part, ()).leave()
+        return comm.allreduce(1)
+
+    of = SimpleNamespace(size=4)
+    monkeypatch.setattr(stop, "in_elastic", [SimpleNamespace(comm=of, generation=0)])
+    assert run_simulated(4, main) == [4] * 4

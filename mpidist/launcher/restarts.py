@@ -84,14 +84,15 @@ class Restarts:
     def again(self, job: Supervisor, status: int) -> bool:
         """Return whether the job is to be started again after `job` ended so; print why or not.
 
-        Not if it was a request: a signal to end, or exit code 75 (requeue).
+        Not if it was a request: a signal to end, StopRequest.leave(), or exit code 75 (requeue).
         """
         if not self.most:
             return False
         now = time.monotonic()
         seconds, self._begun = now - self._begun, now
         number, all_of_them = self.number + 1, self.most + 1
-        asked = job.interrupted or status == os.EX_TEMPFAIL or status - 128 in job.passed
+        asked = job.interrupted or job.stopped or status - 128 in job.passed
+        asked = asked or status == os.EX_TEMPFAIL
         if status == 0 and number > 1:
             say(f"finished in start {number} of {all_of_them}")
         if status == 0 or asked:

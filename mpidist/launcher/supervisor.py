@@ -231,6 +231,7 @@ class Supervisor:
         if report.seen is not None and self._roll is not None:
             self._roll.answers[rank.number] = report.seen
         rank.starved = rank.starved or bool(report.starved)
+        rank.asked = rank.asked or bool(report.asked)
         if report.exit is not None:
             rank.left = report.exit
         if report.status is not None:
@@ -248,28 +249,27 @@ class Supervisor:
         self.ended.append(rank)
         if not rank.mpi:  # it will not enter MPI_Init any more
             self._last_mpi_report = time.monotonic()
-        if not rank.succeeded and self._others_go_on(rank):
+        good = rank.succeeded or rank.stopped
+        if not good and self._others_go_on(rank):
             self._print_flight(rank)
             self._without.append(rank)
             say(f"{rank}; the others go on")
-        elif not rank.succeeded and self.reports.complete:
+        elif not good and self.reports.complete:
             # The launcher should end the others, but Hydra does not see a rank that just exits.
             self._should_end(PATIENCE, NOT_ENDED)
             # A lost rank is more often a victim than the cause: that has CAUSE_WITHIN to report.
             if rank.status != LOST:
                 self._report()
         elif self._all_ended:
-            good = all(each.succeeded or each in self._without for each in self.ended)
+            good = all(r.succeeded or r.stopped or r in self._without for r in self.ended)
             self._should_end(ENDS_WITHIN if good else PATIENCE, STAYS)
 
     def _others_go_on(self, rank: RankState) -> bool:
         """Return whether a rank that failed is lost, and the job is not at its end because of it.
 
-        It is once a rank fails by an exception: that may be all ranks', and ends the job.  So does
-        a request to stop.
+        It is once a rank fails by an exception: that may be all ranks', and ends the job.
         """
         at_its_end = self.failures.known or self.interrupted or self._over < math.inf
-        at_its_end = at_its_end or rank.stopped
         return self.survive and rank.mpi == STARTED and not (at_its_end or self._all_ended)
 
     @property
@@ -326,7 +326,8 @@ class Supervisor:
         #
         # Without monitors, or ranks that are left, it is only the last two.
         now = time.monotonic()
-        if self.reports.complete and now > self._over + CAUSE_WITHIN:
+        # Where ranks were lost before, a child of one of them may keep the launcher from its end.
+        if self.reports.complete and now > self._over + CAUSE_WITHIN and not self._went_on:
             self._report()
         if now < self._deadline:
             return
@@ -463,11 +464,16 @@ class Supervisor:
     def _failed(self) -> list[RankState]:
         """Return the ranks that are known to have failed, lost ones last, else as they ended.
 
-        First those that were asked to stop: without the ranks lost before the job had gone on.
+        First those that were asked to stop: without the ranks lost before, the job had gone on.
         """
         ranks = [*self.ended, *self.known.values()]  # some twice
         failed = [rank for rank in ranks if rank.status not in (None, 0)]
         return sorted(failed, key=lambda rank: (not rank.stopped, rank.status == LOST))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks ended because they were asked to."""
+        return any(rank.stopped for rank in self.ended)
 
     @property
     def cause(self) -> Failure | RankState | None:
@@ -562,7 +568,8 @@ class Supervisor:
         if first and first is not failed[0] and not self._told_why | (first.lost & failed[0].lost):
             say(f"before that {first}")
         codes = [rank for rank in failed if isinstance(rank.status, int) and rank.status > 0]
-        other = next((rank for rank in codes if rank.status != failed[0].status), None)
+        told = {None if first is None else first.status, failed[0].status} if failed else ()
+        other = next((rank for rank in codes if rank.status not in told), None)
         if other is not None and not self._told_why:
             say(f"and {other}")  # perhaps the cause: a rank that it ended may have reported first
         if failed and (failed[0].status != LOST or status == 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import logging
@@ -28,8 +29,8 @@ from ..errors import (
     RankFailed,
     ReplicasDiffer,
 )
-from ..measure import counted, format_time
-from ..stop import Stopped, end_mpi, in_elastic
+from ..measure import counted, format_time, plural
+from ..stop import Stopped, in_elastic
 from . import records
 from .state import State
 
@@ -37,9 +38,10 @@ log = logging.getLogger("mpidist")
 Train = Callable[..., Any]
 NAP = 5e-3  # seconds between two looks of a spare
 KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is lost
-_ENDED = 77  # tag of the message that ends the wait of a spare; it has the exit code, or
-_GOES_ON = -1  # if the program goes on behind the training
+_ENDED = 77  # tag of the message that ends the wait of a spare: what it has is the exit code of
+_GOES_ON, _EXITED = -1, -2  # StopRequest.leave(), or says that the program goes on or has ended
 _trainings = itertools.count(1)  # of this program: the same on all ranks, and in each start
+_end_alone: list[int] = []  # the exit code by which this rank is lost, and the others go on
 # All ranks after a call in which some were lost, how many of them train, and this one's number.
 _left: tuple[Communicator, int, int | None] | None = None
 
@@ -127,6 +129,8 @@ class _Job:
 
     def __init__(self, state: State, min_ranks: int):
         self.state, self.min_ranks = state, min_ranks
+        atexit.unregister(_end_if_alone)
+        atexit.register(_end_if_alone)  # what is registered later comes before
         state.training = next(_trainings)
         self.number: int | None
         if _left is None:
@@ -143,6 +147,7 @@ class _Job:
         self.comm: Communicator | None = None
         self.lost: dict[int, str] = {}  # in the last change, by number
         self.measured: Any = None  # by the communicator before
+        self._failed: list[int] = []  # ranks that an exception ended, in the last change
         self.generation = 0
         self._since = 0.0
         # The ranks of the world that train; None while the numbers are dealt, by all ranks.
@@ -166,8 +171,8 @@ class _Job:
                     self._deal()
                     result = self._wait() if self.number is None else self._train(train)
                     if self.why_not or self._vote(True):
-                        if isinstance(result, SystemExit):
-                            end_mpi(self.world)
+                        if isinstance(result, Stopped):
+                            result.announce()
                             raise result
                         if self.generation:
                             _left = self.world, self.size, self.number
@@ -196,16 +201,24 @@ class _Job:
         # Without a spare the numbers 0 2 3 become 0 1 2.
         _phase("deals the numbers")
         self._members = None
-        numbers = layers.everyone(self.world, self.number)
+        told = layers.everyone(self.world, (self.number, self._failed))
+        failed: list[int] = next((ranks for _, ranks in told if ranks), [])
+        if failed:  # other ranks may fail alike
+            error = RankFailed(
+                f"rank {self.world.rank}: md.elastic: {plural(len(failed), 'rank')} "
+                f"{', '.join(map(str, failed))} ended by an exception while another was lost"
+            )
+            error.echo = True
+            raise error
+        numbers = [number for number, _ in told]
         free = sorted(set(range(self.size)) - set(numbers))
         spares = [r for r, number in enumerate(numbers) if number is None]
         holder = {number: r for r, number in enumerate(numbers) if number is not None}
         holder |= dict(zip(free, spares))
         members = [holder[number] for number in sorted(holder)]
         if len(members) < self.min_ranks:
-            raise RankFailed(
-                f"md.elastic: {counted(len(members), 'rank')} are left, min_ranks={self.min_ranks}"
-            )
+            left = f"{counted(len(members), 'rank')} {'is' if len(members) == 1 else 'are'} left"
+            raise RankFailed(f"md.elastic: {left}, min_ranks={self.min_ranks}")
         self.size, here = len(members), self.world.rank
         self.number = members.index(here) if here in members else None
         all_of_them = members == list(range(self.world.size))
@@ -215,10 +228,10 @@ class _Job:
     def _train(self, train: Callable[[Communicator], Any]) -> Any:
         """Call the function, and tell the spares when it has ended on all ranks.
 
-        Return what it returns, or the SystemExit that ends the program.
+        Return what it returns, or the request by which all ranks have left it.
         """
-        comm, members = self.comm, self._members
-        assert comm is not None and members is not None
+        comm = self.comm
+        assert comm is not None
         launch.take_place(comm)
         _phase("restores the state of the last commit" if self.generation else "begins")
         known = self.state.begin(comm, self.lost, self.measured)
@@ -234,22 +247,32 @@ class _Job:
         _phase("trains")
         try:
             result = train(comm)
-        except SystemExit as end:
-            if end.code and not isinstance(end, Stopped):  # to the others this rank is lost
-                raise
+        except Stopped as end:
+            _forget(end)  # its frames hold this generation, and another one may follow
             result = end
+        except SystemExit as end:
+            if end.code in (None, 0):  # by another code this rank is lost to the others
+                self._tell_spares(_EXITED)
+            elif not self.why_not:
+                _end_alone.append(end.code if isinstance(end.code, int) else 1)
+            raise
         comm.barrier()
-        if comm.rank == 0:
-            note = np.full(1, (result.code or 0) if isinstance(result, SystemExit) else _GOES_ON)
-            others = set(range(self.world.size)) - set(members)
-            for spare in sorted(others):
-                self.world.send(note, spare, tag=_ENDED)
+        self._tell_spares(result.status if isinstance(result, Stopped) else _GOES_ON)
         return result
 
-    def _wait(self) -> SystemExit | None:
+    def _tell_spares(self, how: int) -> None:
+        """Tell the spares, on the first rank, how training has ended: they would wait for ever."""
+        assert self.comm is not None and self._members is not None
+        if self.comm.rank == 0:
+            note = np.full(1, how, np.int64)
+            for spare in sorted(set(range(self.world.size)) - set(self._members)):
+                self.world.send(note, spare, tag=_ENDED)
+
+    def _wait(self) -> Stopped | None:
         """Wait, as a spare, until training has ended; RankFailed if a rank is lost.
 
-        Return the SystemExit that ends the program, if it ends there.
+        Return the request by which all ranks have left it, if they have; SystemExit if the others
+        have left the program by ``sys.exit()``.
         """
         _phase(SPARE)
         self._since = 0.0  # the others train: the next loss is another one
@@ -261,7 +284,10 @@ class _Job:
             if lost:
                 raise RankFailed(f"rank {world.rank}: a rank is lost", ranks=tuple(lost))
             time.sleep(NAP)
-        return None if note[0] == _GOES_ON else SystemExit(int(note[0]))
+        how = int(note[0])
+        if how == _EXITED:
+            raise SystemExit
+        return None if how == _GOES_ON else Stopped(how)
 
     # -- a loss ------------------------------------------------------------------------------------
 
@@ -326,11 +352,25 @@ class _Job:
         for ddp in self.state.leave():
             ddp.abandon()
         self.comm = None
+        made = self.world.survivors()
+        # Only now: what this rank waited for there may have been one that ends by an exception.
+        lost = self._lost()
+        self._failed = [r for r in lost if self.world.backend.raised(r)]
         if self._members is not None:  # else whoever is lost had no number yet
             members = self._members
-            self.lost = {members.index(r): why for r, why in self._lost().items()}
-        self.world = self.world.survivors()
+            self.lost = {members.index(r): why for r, why in lost.items()}
+        self.world = made
         self.generation += 1
+
+
+def _end_if_alone() -> None:
+    """End this process at exit, if the others go on without: neither by MPI_Abort nor in MPI."""
+    if _end_alone:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # closed
+                stream.flush()
+        os._exit(_end_alone[0] & 0xFF)
 
 
 def _phase(what: str) -> None:

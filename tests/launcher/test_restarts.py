@@ -311,8 +311,9 @@ def test_no_watch_is_refused_with_restarts():
     assert done.status != 0 and "--no-watch: only without" in done.output
 
 
-def ended(cause, interrupted=0, passed=(), told="rank 1 failed"):
-    return SimpleNamespace(cause=cause, interrupted=interrupted, passed=set(passed), told=told)
+def ended(cause, interrupted=0, passed=(), told="rank 1 failed", stopped=False):
+    known = {"interrupted": interrupted, "passed": set(passed), "told": told, "stopped": stopped}
+    return SimpleNamespace(cause=cause, **known)
 
 
 def raised(line, rank=0, kind="ValueError"):
@@ -391,6 +392,7 @@ def test_again_after_hours_of_a_program_that_starts_mpi_itself(code, monkeypatch
     [
         (ended(None, interrupted=signal.SIGTERM), 143),
         (ended(RankState(0, "n1", status=-10), passed=[signal.SIGUSR1]), 138),
+        (ended(RankState(0, "n1", status=3), stopped=True), 3),
         (ended(None), 75),
         (ended(None), 0),
     ],

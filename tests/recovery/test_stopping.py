@@ -70,13 +70,15 @@ def job(program, *words, options=("--survive",), python=sys.executable):
 @needs_ulfm
 @pytest.mark.parametrize("options", [("--survive",), ("--spares", "1"), MANY])
 @pytest.mark.parametrize(
-    "point", ["", pytest.param("requested", marks=pytest.mark.long), "answered"]
+    "point, code",
+    [("", 75), pytest.param("requested", 75, marks=pytest.mark.long), ("answered", 3)],
 )
-def test_all_stop(options, point):
+def test_all_stop(options, point, code):
     """With 75 the job is started again, by SLURM and not from memory, whoever was lost before."""
-    done = job(STOPS, point, "75", options=(*options, "--max-restarts", "2"))
-    assert done.status == 75, done.output
-    assert re.search(r"^mpidist run: rank \d on \S+ ended with exit code 75$", done.output, re.M)
+    done = job(STOPS, point, str(code), options=(*options, "--max-restarts", "2"))
+    assert done.status == code, done.output
+    told = rf"^mpidist run: rank \d on \S+ ended with exit code {code}$"
+    assert len(re.findall(told, done.output, re.M)) == 1, done.output
     assert ("before that rank 1 on" in done.output) == bool(point), done.output
     assert done.output.count("the others go on") == bool(point), done.output
 
@@ -93,6 +95,136 @@ def test_each_exit_code(python, code):
 def test_an_exit_is_an_end_for_the_spares(spares):
     done = job(EXITS, options=("--spares", spares))
     assert (done.status, done.output) == (0, "")
+
+
+ENDS = """
+import os, signal, sys, time
+import numpy as np
+import mpidist as md
+
+HOW = sys.argv[1]
+
+@md.elastic
+def train(comm, state):
+    x = np.zeros(4)
+    while state.step < 60:
+        if state.step == 20 and state.generation == 0:
+            if HOW.startswith("raise"):
+                if comm.rank == 1:
+                    raise ValueError("bad sample")
+                time.sleep(float(HOW[5:]))
+                if comm.rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            elif comm.rank == 1:
+                sys.exit(int(HOW))
+        comm.allreduce(np.ones(4), out=x)
+        state.commit()
+        time.sleep(0.01)
+    os.write(1, b"trained to the end on %d\\n" % comm.size)  # in one piece
+
+train(md.State())
+"""
+
+
+@needs_ulfm
+@pytest.mark.parametrize("options, ranks", [(("--survive",), 2), (("--spares", "1"), 3)])
+@pytest.mark.parametrize("code", [3, pytest.param(75, marks=pytest.mark.long)])
+def test_a_rank_that_exits_is_lost(options, ranks, code):
+    """Not by MPI_Abort, which ends the others, and not as if all were asked to stop."""
+    done = job(ENDS, str(code), options=options)
+    assert done.status == 0, done.output
+    assert done.output.count(f"trained to the end on {ranks}") == ranks, done.output
+    assert (
+        f"rank 1 on {done.output.split('rank 1 on ')[1].split()[0]} has ended with" in done.output
+    )
+    assert "MPI_ABORT" not in done.output and "job ends" not in done.output, done.output
+
+
+@needs_ulfm
+@pytest.mark.parametrize("options", [("--survive",), ("--spares", "1")])
+@pytest.mark.parametrize("apart", ["0", pytest.param("0.05", marks=pytest.mark.long), "0.2"])
+def test_an_exception_beside_a_loss_ends_the_job(options, apart):
+    """It may be that of all ranks, and nobody knows on which the rest would train."""
+    done = job(ENDS, f"raise{apart}", options=options)
+    assert done.status == 1 and "ValueError: bad sample" in done.output, done.output
+    assert "trained to the end" not in done.output and "goes on with" not in done.output
+    last = done.output.strip().splitlines()[-1]
+    assert re.fullmatch(r"mpidist run: rank 1 on \S+ failed first: ValueError: bad sample", last)
+
+
+TRACED = """
+import sys
+import numpy as np
+import mpidist as md
+
+@md.elastic
+def train(comm, state):
+    comm.trace(sys.argv[1])
+    comm.allreduce(np.ones(4))
+    state.commit()
+    md.StopRequest(comm).leave()
+
+train(md.State())
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+def test_what_is_done_at_exit_still_has_mpi(tmp_path, python):
+    """A trace is written there, and the store of torch.distributed polls until then."""
+    done = job(TRACED, str(tmp_path / "trace.json"), options=(), python=python)
+    assert done.status == 75 and "allreduce" in (tmp_path / "trace.json").read_text(), done.output
+
+
+GROUP = """
+import torch
+import torch.distributed as dist
+import mpidist as md
+
+net = torch.nn.Linear(4, 1)
+
+@md.elastic
+def train(comm, state):
+    dist.init_process_group("mpidist")
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    model(torch.ones(2, 4)).sum().backward()
+    state.commit()
+    md.StopRequest(comm).leave()
+
+train(md.State(net=net))
+"""
+
+
+@needs_ulfm
+@needs_torch
+@pytest.mark.long
+@pytest.mark.timeout(300)  # 4 processes import PyTorch
+def test_a_process_group_of_pytorch():
+    done = job(GROUP, options=("--spares", "1"))
+    assert done.status == 75 and "MPI_" not in done.output, done.output
+
+
+TWICE = """
+import os, signal
+import mpidist as md
+
+@md.elastic
+def train(comm, state):
+    stop = md.StopRequest(comm)
+    comm.allreduce(1)
+    state.commit()
+    before = stop.requested()
+    comm.barrier()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return before, stop.requested()
+
+answers = train(md.State()), train(md.State())
+assert answers == ((False, True),) * 2, answers
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+def test_the_next_training_begins_without_a_request(python):
+    assert job(TWICE, options=(), python=python).status == 0
 
 
 RESUMES = """
@@ -137,7 +269,8 @@ def train(comm, state):
                 checkpoint.save(step, **saved)
                 stop.leave()
     weights = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
-    print(step - state.step, step, hashlib.sha256(weights).hexdigest())
+    told = f"{step - state.step} {step} {hashlib.sha256(weights).hexdigest()}\\n"
+    os.write(1, told.encode())  # in one piece
 
 train(md.State(net=net, optimizer=optimizer, rng=torch))
 """
