@@ -22,6 +22,7 @@ class Elastic(Protocol):
     """A job of ``md.elastic`` that runs in this process."""
 
     comm: Communicator | None
+    training: int  # its number in this program
     generation: int
 
 
@@ -37,7 +38,7 @@ class Stopped(SystemExit):
 
     def announce(self) -> None:
         """Let this process end by its exit code, which is no failure and ends no other rank."""
-        send_note(asked=True)
+        send_note(asked=self.status)
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None:
             # As mpi4py.run has seen an exit code, it would call MPI_Abort.  To end MPI here would
@@ -59,8 +60,8 @@ class StopRequest:
     Notes
     -----
     The handlers of these signals are replaced.  Only the main thread can create a StopRequest.
-    One that a function of ``md.elastic`` creates anew after a loss knows what the one before has
-    received.
+    One that a function of ``md.elastic`` creates knows a signal that the one before has received
+    and not answered, and after a loss any.
 
     Examples
     --------
@@ -72,20 +73,18 @@ class StopRequest:
     def __init__(self, comm: Communicator, signals: Iterable[signal.Signals] = (signal.SIGUSR1,)):
         self._comm, self._received = comm, False
         job = in_elastic[-1] if in_elastic else None
-        self._made = job, job.generation if job is not None else 0
+        self._made = (0, 0) if job is None else (job.training, job.generation)
+        self._answered = False
         for number in signals:
             try:
                 before = getattr(signal.signal(number, self._note), "__self__", None)
             except ValueError as error:
                 raise InvalidArgument(f"rank {comm.rank}: StopRequest: {error}") from error
-            # A signal comes once, and a loss may come before its answer.
-            if isinstance(before, StopRequest) and before._received and self._follows(before):
-                self._received = True
-
-    def _follows(self, before: StopRequest) -> bool:
-        """Return whether a loss came after the other one was made, in the same training."""
-        (job, generation), (other, earlier) = self._made, before._made
-        return job is not None and job is other and generation > earlier
+            # A signal comes once, and a loss may come before its answer, or the end of a training.
+            if in_elastic and isinstance(before, StopRequest) and before._received:
+                (training, generation), (other, earlier) = self._made, before._made
+                if not before._answered or (training == other and generation > earlier):
+                    self._received = True
 
     # It may run between any two lines, even within a collective call: a flag is all that is safe.
     def _note(self, number: int, frame: Any) -> None:
@@ -97,7 +96,9 @@ class StopRequest:
         The answer is the same on all ranks.
         """
         mine = np.array([self._received], dtype=np.int32)
-        return bool(self._comm.allreduce(mine, op="max")[0])
+        answer = bool(self._comm.allreduce(mine, op="max")[0])
+        self._answered |= answer
+        return answer
 
     def leave(self, status: int = os.EX_TEMPFAIL) -> NoReturn:
         """End this process with an exit code, after a barrier; collective.

@@ -60,5 +60,5 @@ def test_leave_is_for_all_ranks_of_a_training(monkeypatch):
         return comm.allreduce(1)
 
     of = SimpleNamespace(size=4)
-    monkeypatch.setattr(stop, "in_elastic", [SimpleNamespace(comm=of, generation=0)])
+    monkeypatch.setattr(stop, "in_elastic", [SimpleNamespace(comm=of, training=1, generation=0)])
     assert run_simulated(4, main) == [4] * 4

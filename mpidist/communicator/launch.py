@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments import one_of
@@ -89,6 +90,8 @@ LEVELS = ("single", "funneled", "serialized", "multiple")
 LEAVE_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
 LAUNCHER_ENDS_WITHIN = 0.5  # seconds
 _default: Communicator | None = None
+ends_alone: int | None = None
+"""The exit code of a rank that is lost by it, without MPI_Abort and MPI_Finalize: others go on."""
 
 
 def init(
@@ -452,6 +455,12 @@ def _leave() -> None:
     comm = started()
     if forked_from():  # the job goes on, without this process
         return
+    if ends_alone is not None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # closed
+                stream.flush()
+        os._exit(ends_alone)
     if comm is not None and comm.broken is None:
         stop_at_exit(comm)
     if comm is None or comm.broken is None or comm.freed:

@@ -35,7 +35,7 @@ class RankState:
     status: int | str | None = None
     mpi: str = ""  # "starting" or "started"; empty before MPI_Init
     left: int | None = None  # exit code that a Python program has announced
-    asked: bool = False  # whether it leaves together with all others: StopRequest.leave()
+    asked: int | None = None  # exit code by which all ranks leave together: StopRequest.leave()
     starved: bool = False  # whether the kernel has killed one of its group for want of memory
     lost: bool = False  # whether its monitor has gone before it reported the exit status
     flight: str = ""  # folder of its flight record, on its host
@@ -49,7 +49,7 @@ class RankState:
     @property
     def stopped(self) -> bool:
         """Whether the rank ended by an exit code as it had been asked to, which is no failure."""
-        return self.asked and isinstance(self.status, int) and self.status > 0
+        return bool(self.asked) and self.status == self.asked
 
     @property
     def code(self) -> int:
@@ -136,7 +136,7 @@ class Report:
     mpi: str | None = None  # as in RankState
     failure: dict[str, str] | None = None  # the exception that ends it: kind, line, text
     exit: int | None = None  # exit code that a Python program announces before its end
-    asked: bool | None = None  # as in RankState
+    asked: int | None = None  # as in RankState
     status: int | None = None  # exit status, which only a monitor knows
     starved: bool | None = None  # as in RankState, with the status
     flight: str | None = None  # folder of its flight record

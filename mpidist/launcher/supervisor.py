@@ -231,7 +231,8 @@ class Supervisor:
         if report.seen is not None and self._roll is not None:
             self._roll.answers[rank.number] = report.seen
         rank.starved = rank.starved or bool(report.starved)
-        rank.asked = rank.asked or bool(report.asked)
+        if report.asked is not None:
+            rank.asked = report.asked
         if report.exit is not None:
             rank.left = report.exit
         if report.status is not None:

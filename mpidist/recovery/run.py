@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import itertools
 import logging
@@ -41,7 +40,6 @@ KNOWN_WITHIN = 1.0  # seconds from an error until it is known whether a rank is 
 _ENDED = 77  # tag of the message that ends the wait of a spare: what it has is the exit code of
 _GOES_ON, _EXITED = -1, -2  # StopRequest.leave(), or says that the program goes on or has ended
 _trainings = itertools.count(1)  # of this program: the same on all ranks, and in each start
-_end_alone: list[int] = []  # the exit code by which this rank is lost, and the others go on
 # All ranks after a call in which some were lost, how many of them train, and this one's number.
 _left: tuple[Communicator, int, int | None] | None = None
 
@@ -129,9 +127,8 @@ class _Job:
 
     def __init__(self, state: State, min_ranks: int):
         self.state, self.min_ranks = state, min_ranks
-        atexit.unregister(_end_if_alone)
-        atexit.register(_end_if_alone)  # what is registered later comes before
-        state.training = next(_trainings)
+        launch.ends_alone = None  # the exit of a training before was caught
+        self.training = state.training = next(_trainings)
         self.number: int | None
         if _left is None:
             self.world, spares = launch.start_elastic()
@@ -171,11 +168,11 @@ class _Job:
                     self._deal()
                     result = self._wait() if self.number is None else self._train(train)
                     if self.why_not or self._vote(True):
+                        if self.generation:
+                            _left = self.world, self.size, self.number
                         if isinstance(result, Stopped):
                             result.announce()
                             raise result
-                        if self.generation:
-                            _left = self.world, self.size, self.number
                         return result
                     self._recover()  # another rank has met a loss before it came here
                 except Exception as error:
@@ -201,16 +198,19 @@ class _Job:
         # Without a spare the numbers 0 2 3 become 0 1 2.
         _phase("deals the numbers")
         self._members = None
-        told = layers.everyone(self.world, (self.number, self._failed))
-        failed: list[int] = next((ranks for _, ranks in told if ranks), [])
+        told = layers.everyone(self.world, (self.number, self._failed, self.lost))
+        numbers, all_failed, losts = zip(*told)
+        failed: list[int] = next(filter(None, all_failed), [])
         if failed:  # other ranks may fail alike
-            error = RankFailed(
-                f"rank {self.world.rank}: md.elastic: {plural(len(failed), 'rank')} "
-                f"{', '.join(map(str, failed))} ended by an exception while another was lost"
+            raise _ended(
+                f"{plural(len(failed), 'rank')} {', '.join(map(str, failed))} ended by an "
+                "exception while another was lost"
             )
-            error.echo = True
-            raise error
-        numbers = [number for number, _ in told]
+        if self.generation and all(number is None for number in numbers):
+            # All that had begun are lost: by exit codes they have given up, and not by an accident.
+            whys = [" ".join(lost.get(r, "") for lost in losts) for r in set().union(*losts)]
+            if whys and all("exit code" in why for why in whys):
+                raise _ended(f"all ranks have ended: {self._who()}")
         free = sorted(set(range(self.size)) - set(numbers))
         spares = [r for r, number in enumerate(numbers) if number is None]
         holder = {number: r for r, number in enumerate(numbers) if number is not None}
@@ -218,7 +218,7 @@ class _Job:
         members = [holder[number] for number in sorted(holder)]
         if len(members) < self.min_ranks:
             left = f"{counted(len(members), 'rank')} {'is' if len(members) == 1 else 'are'} left"
-            raise RankFailed(f"md.elastic: {left}, min_ranks={self.min_ranks}")
+            raise _ended(f"{left}, min_ranks={self.min_ranks}")
         self.size, here = len(members), self.world.rank
         self.number = members.index(here) if here in members else None
         all_of_them = members == list(range(self.world.size))
@@ -236,10 +236,13 @@ class _Job:
         _phase("restores the state of the last commit" if self.generation else "begins")
         known = self.state.begin(comm, self.lost, self.measured)
         if self._since and comm.rank == 0:
-            who = "; ".join(f"rank {r} {why}" for r, why in sorted(self.lost.items()))
             log.warning(
                 "%s: step %d goes on with %s after %s%s",
-                *(who or "a rank was lost", self.state.step + 1, counted(comm.size, "rank")),
+                *(
+                    self._who() or "a rank was lost",
+                    self.state.step + 1,
+                    counted(comm.size, "rank"),
+                ),
                 format_time(time.perf_counter() - self._since),
                 "" if known else ": none of those that are left had begun, so training begins anew",
             )
@@ -251,10 +254,10 @@ class _Job:
             _forget(end)  # its frames hold this generation, and another one may follow
             result = end
         except SystemExit as end:
-            if end.code in (None, 0):  # by another code this rank is lost to the others
+            if end.code is None or (isinstance(end.code, int) and not end.code):
                 self._tell_spares(_EXITED)
-            elif not self.why_not:
-                _end_alone.append(end.code if isinstance(end.code, int) else 1)
+            elif not self.why_not:  # by another code this rank is lost, and the others go on
+                launch.ends_alone = (end.code & 0xFF if isinstance(end.code, int) else 0) or 1
             raise
         comm.barrier()
         self._tell_spares(result.status if isinstance(result, Stopped) else _GOES_ON)
@@ -288,6 +291,10 @@ class _Job:
         if how == _EXITED:
             raise SystemExit
         return None if how == _GOES_ON else Stopped(how)
+
+    def _who(self) -> str:
+        """Return as text who was lost in the last change, and how."""
+        return "; ".join(f"rank {rank} {why}" for rank, why in sorted(self.lost.items()))
 
     # -- a loss ------------------------------------------------------------------------------------
 
@@ -363,14 +370,11 @@ class _Job:
         self.generation += 1
 
 
-def _end_if_alone() -> None:
-    """End this process at exit, if the others go on without: neither by MPI_Abort nor in MPI."""
-    if _end_alone:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # closed
-                stream.flush()
-        os._exit(_end_alone[0] & 0xFF)
+def _ended(why: str) -> RankFailed:
+    """Return the error that ends the job, which is no loss that the others survive."""
+    error = RankFailed(f"md.elastic: {why}")
+    error.echo = True
+    return error
 
 
 def _phase(what: str) -> None:

@@ -101,6 +101,7 @@ ENDS = """
 import os, signal, sys, time
 import numpy as np
 import mpidist as md
+from mpidist.backends.recorder import raised
 
 HOW = sys.argv[1]
 
@@ -112,11 +113,14 @@ def train(comm, state):
             if HOW.startswith("raise"):
                 if comm.rank == 1:
                     raise ValueError("bad sample")
-                time.sleep(float(HOW[5:]))
                 if comm.rank == 0:
+                    while not raised(1):  # the exception is first
+                        time.sleep(0.001)
+                    time.sleep(float(HOW[5:]))
                     os.kill(os.getpid(), signal.SIGKILL)
-            elif comm.rank == 1:
-                sys.exit(int(HOW))
+            elif HOW == "all" or comm.rank == 1:
+                comm.barrier() if HOW == "all" else None
+                sys.exit(3 if HOW == "all" else int(HOW))
         comm.allreduce(np.ones(4), out=x)
         state.commit()
         time.sleep(0.01)
@@ -138,6 +142,15 @@ def test_a_rank_that_exits_is_lost(options, ranks, code):
         f"rank 1 on {done.output.split('rank 1 on ')[1].split()[0]} has ended with" in done.output
     )
     assert "MPI_ABORT" not in done.output and "job ends" not in done.output, done.output
+
+
+@needs_ulfm
+@pytest.mark.parametrize("options", [("--survive",), ("--spares", "1"), MANY])
+def test_when_all_exit_the_job_ends(options):
+    """A spare does not train on, or begin anew: the others have given up."""
+    done = job(ENDS, "all", options=options)
+    assert done.status == 3 and "trained" not in done.output, done.output
+    assert "goes on with" not in done.output, done.output
 
 
 @needs_ulfm
@@ -201,6 +214,30 @@ train(md.State(net=net))
 def test_a_process_group_of_pytorch():
     done = job(GROUP, options=("--spares", "1"))
     assert done.status == 75 and "MPI_" not in done.output, done.output
+
+
+FORGETS = """
+import os, signal
+import mpidist as md
+
+@md.elastic
+def train(comm, state, n):
+    stop = md.StopRequest(comm)
+    comm.allreduce(1)
+    state.commit()
+    if stop.requested():
+        stop.leave()
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+for n in range(2):
+    train(md.State(), n)
+print("went on behind the training")
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.keys())
+def test_a_request_behind_the_last_look_is_one_of_the_next_training(python):
+    assert job(FORGETS, options=(), python=python).status == 75
 
 
 TWICE = """
