@@ -119,9 +119,8 @@ def test_short(host, name):
 
 def lost(*hosts, told="rank 3 on n2 was killed"):
     known = {rank: RankState(rank, host, status=-9) for rank, host in enumerate(hosts)}
-    return SimpleNamespace(
-        cause=known.get(0), interrupted=0, passed=set(), told=told, known=known, ranks=4
-    )
+    about = {"interrupted": 0, "passed": set(), "stopped": False, "told": told}
+    return SimpleNamespace(cause=known.get(0), known=known, ranks=4, **about)
 
 
 EMPTY = "mpidist records: []\n"
