@@ -455,7 +455,7 @@ def _leave() -> None:
     comm = started()
     if forked_from():  # the job goes on, without this process
         return
-    if ends_alone is not None:
+    if ends_alone is not None:  # writing a trace is collective, and so is MPI_Finalize
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # closed

@@ -19,6 +19,9 @@ from tests.support.processes import run_limited
 LIMIT = 150
 ENDLESS, MORE = 10**6, 50  # steps of the first start, and of the next
 NODE = "/dev/shm"
+# What "auto" measures between nodes goes along to the next start.  But another job, whose bits are
+# compared, may measure otherwise, and add in another order.
+ALIKE = {"MPIDIST_CALIBRATE": "0"}
 
 
 @pytest.fixture
@@ -43,9 +46,6 @@ class Job:
             "ELASTIC_TEST": str(folder / "said"),
             "PYTHONPATH": str(ROOT),
             "MPIDIST_TIMEOUT": "60",
-            # What "auto" measures between nodes goes along to the next start.  But another job,
-            # whose bits are compared, may measure otherwise, and add in another order.
-            "MPIDIST_CALIBRATE": "0",
             **env,
         }
         command = [python, "-m", "mpidist", "run", "-q", "-n", "4", "--max-restarts", "3", *words]
@@ -129,7 +129,7 @@ def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python, wrapp
     if wrapper == "zero" and (python != sys.executable or not importlib.util.find_spec("torch")):
         pytest.skip("needs PyTorch")
     (tmp_path / "lost").mkdir()
-    job = Job(cluster, tmp_path / "lost", python, wrapper, ENDLESS, MORE=str(MORE))
+    job = Job(cluster, tmp_path / "lost", python, wrapper, ENDLESS, MORE=str(MORE), **ALIKE)
     step = lose(cluster, job, reachable=True)
     done = job.wait()
     assert done.status == 0, done.output
@@ -139,7 +139,7 @@ def test_node_that_is_there_again_is_used_again(cluster, tmp_path, python, wrapp
     ends, last = job.watched.done(), found + 1 + MORE
     assert len(ends) == 4 and len(set(ends)) == 1 and f"of 4 ranks at step {last}" in ends[0]
     (tmp_path / "undisturbed").mkdir()
-    undisturbed = Job(cluster, tmp_path / "undisturbed", python, wrapper, last)
+    undisturbed = Job(cluster, tmp_path / "undisturbed", python, wrapper, last, **ALIKE)
     assert undisturbed.wait().status == 0, undisturbed.output
     assert undisturbed.watched.done() == ends
 
@@ -187,7 +187,7 @@ def test_killed_rank_on_nodes_that_stay_ends_with_the_bits_of_an_undisturbed_run
     ends = []
     for name, kills in (("undisturbed", ""), ("killed", "3:after:20:0 0:stepped:6:1")):
         (tmp_path / name).mkdir()
-        job = Job(cluster, tmp_path / name, python, "rows", 60, KILL=kills)
+        job = Job(cluster, tmp_path / name, python, "rows", 60, KILL=kills, **ALIKE)
         assert job.wait().status == 0, job.output
         ends += job.watched.done()
         assert not job.folders()

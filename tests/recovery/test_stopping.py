@@ -165,6 +165,34 @@ def test_an_exception_beside_a_loss_ends_the_job(options, apart):
     assert re.fullmatch(r"mpidist run: rank 1 on \S+ failed first: ValueError: bad sample", last)
 
 
+CHILD = """
+import os, signal, subprocess
+import mpidist as md
+
+@md.elastic
+def train(comm, state):
+    while state.step < 9:
+        if state.step == 5 and comm.rank == 1 and state.generation == 0:
+            none = subprocess.DEVNULL
+            subprocess.Popen(["sleep", "6"], stdin=none, stdout=none, stderr=none)
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.allreduce(1)
+        state.commit()
+
+train(md.State())
+"""
+
+
+@needs_ulfm
+@pytest.mark.long
+def test_a_loss_is_told_once():
+    """A child of the lost rank keeps the launcher from its end."""
+    done = job(CHILD)
+    assert done.status == 0, done.output
+    told = re.findall(r"^mpidist run: rank 1 on .*SIGKILL.*$", done.output, re.M)
+    assert len(told) == 1 and told[0].endswith("; the others go on"), done.output
+
+
 TRACED = """
 import sys
 import numpy as np
