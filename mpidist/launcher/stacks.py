@@ -8,9 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ..communicator.launcher_notes import handles
 from ..communicator.stack_signal import SIGNAL, stack_file
 from .processes import stat, working_folder
 
-WITHIN = 0.6  # seconds for the stacks of all processes, in equal parts for both ways
+WITHIN = 0.6  # seconds for the stacks of all processes, half of them by py-spy where both ways are
 _SETTLED = 0.03  # seconds without more text, for a frame inside may look like the outermost one
 _OUTERMOST = "<module>", "_run_module_as_main", "_run_code"  # functions of a main thread
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)', re.MULTILINE)
@@ -41,53 +41,56 @@ class Stack(NamedTuple):
 
 def stacks(pids: Sequence[int]) -> dict[int, Stack]:
     """Return the stacks of Python processes, within 0.6 s."""
+    # At the same time: one that does not answer takes no time from the others.
+    until = time.monotonic() + WITHIN
+    found: dict[int, Stack] = {}
+    readers = [
+        threading.Thread(target=lambda pid: found.update({pid: _read(pid, until)}), args=(pid,))
+        for pid in set(pids)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    return found
+
+
+def _read(pid: int, until: float) -> Stack:
     # py-spy disturbs nothing, and reads a stopped process too.  The signal interrupts a C function
-    # that sleeps, so it is the second choice.
-    begun = time.monotonic()
-    found = _by_spy(pids, begun + WITHIN / 2)
-    rest = [pid for pid in pids if pid not in found]
-    return found | _by_signal(rest, begun + WITHIN)
+    # that sleeps, so it is the second choice, and has time left where it is one.
+    refused = _refused(pid)
+    by_spy = _by_spy(pid, until if refused else until - WITHIN / 2)
+    return by_spy or (Stack(why=refused) if refused else _by_signal(pid, until))
 
 
-def _by_spy(pids: Sequence[int], until: float) -> dict[int, Stack]:
-    """Return the stacks that py-spy can read; those of other users' processes it cannot."""
+def _by_spy(pid: int, until: float) -> Stack | None:
+    """Return the stack that py-spy reads; of another user's process it cannot."""
     spy = _spy()
     if spy is None:
-        return {}
-    found: dict[int, list[_Frame]] = {}
-    left = list(pids)
+        return None
+    found: list[_Frame] = []
     for _ in range(_TRIES):
-        read = _dumped(spy, left, until)
-        found |= {pid: max(found.get(pid, []), read[pid], key=len) for pid in read}
         # The process runs meanwhile: of a generator that just ends the callers are not seen.
-        left = [pid for pid in read if not found[pid] or found[pid][-1][2] not in _OUTERMOST]
-    return {pid: _stack(frames) for pid, frames in found.items()}
+        found = max(found, _dumped(spy, pid, until), key=len)
+        if (found and found[-1][2] in _OUTERMOST) or time.monotonic() > until:
+            break
+    return _stack(found) if found else None
 
 
-def _dumped(spy: str, pids: Sequence[int], until: float) -> dict[int, list[_Frame]]:
-    """Return the frames of main threads that py-spy reads until then."""
-    found, running = {}, {}
-    for pid in pids:
-        with suppress(OSError):
-            running[pid] = subprocess.Popen(
-                [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-    for pid, process in running.items():
-        try:
-            text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
-            threads = json.loads(text)
-            main = _main_thread(threads, pid)
-            others = (each for each in threads if each is not main)
-            found[pid] = _with_left(*map(_frames, (main, *others)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        except (ValueError, KeyError, TypeError):
-            pass
-    return found
+def _dumped(spy: str, pid: int, until: float) -> list[_Frame]:
+    """Return the frames of the main thread that py-spy reads until then; none if it cannot."""
+    command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    left = max(0.0, until - time.monotonic())
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=left, check=True
+        )
+        threads = json.loads(done.stdout)
+        main = _main_thread(threads, pid)
+        others = (each for each in threads if each is not main)
+        return _with_left(*map(_frames, (main, *others)))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _frames(thread: dict[str, Any]) -> list[_Frame]:
@@ -116,39 +119,32 @@ def _main_thread(threads: Sequence[dict[str, Any]], pid: int) -> dict[str, Any]:
     return main
 
 
-def _by_signal(pids: Sequence[int], until: float) -> dict[int, Stack]:
-    """Return the stacks that the processes write themselves, if they are running."""
-    found, files = {}, {}
-    for pid in pids:
-        path = stack_file(pid)
-        if stat(pid)[:1] in (["T"], ["t"]):
-            could = "py-spy can read it: pip install py-spy"
-            if _spy() is not None:
-                could = "py-spy could not read it in time, or may not trace it"
-            found[pid] = Stack(why=f"stopped; {could}")
-        elif path is None or not handles(pid, SIGNAL):
-            found[pid] = Stack(why="not a Python program of mpidist run")
-        else:
-            with suppress(OSError):
-                files[pid] = open(path, "rb")  # noqa: SIM115  (closed below)
-                files[pid].seek(0, os.SEEK_END)
-                os.kill(pid, SIGNAL)
-    texts = dict.fromkeys(files, b"")
-    grown = time.monotonic()
-    while time.monotonic() < min(
-        until, grown + _SETTLED if all(map(_ends, texts.values())) else until
-    ):
-        time.sleep(0.002)
-        for pid, file in files.items():
-            if more := file.read():
-                texts[pid] += more
-                grown = time.monotonic()
-    for pid, file in files.items():
-        file.close()
-        found[pid] = parsed(texts[pid].decode(errors="replace"))
-    for pid in pids:
-        found.setdefault(pid, Stack(why="it has ended, or belongs to another user"))
-    return found
+def _refused(pid: int) -> str:
+    """Return why a process is not asked for its stack by a signal; empty if it can be."""
+    if stat(pid)[:1] in (["T"], ["t"]):
+        could = "py-spy can read it: pip install py-spy"
+        if _spy() is not None:
+            could = "py-spy could not read it in time, or may not trace it"
+        return f"stopped; {could}"
+    if stack_file(pid) is None or not handles(pid, SIGNAL):
+        return "not a Python program of mpidist run"
+    return ""
+
+
+def _by_signal(pid: int, until: float) -> Stack:
+    """Return the stack that the process writes itself, if it is running."""
+    text, grown = b"", time.monotonic()
+    try:
+        with open(stack_file(pid) or "", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            os.kill(pid, SIGNAL)
+            while time.monotonic() < (min(until, grown + _SETTLED) if _ends(text) else until):
+                time.sleep(0.002)
+                if more := file.read():
+                    text, grown = text + more, time.monotonic()
+    except OSError:
+        return Stack(why="it has ended, or belongs to another user")
+    return parsed(text.decode(errors="replace"))
 
 
 def _ends(text: bytes) -> bool:

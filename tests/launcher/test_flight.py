@@ -332,8 +332,10 @@ def test_find(tmp_path, monkeypatch):
 
 PROGRAM = """
 import os, sys, time
+from pathlib import Path
 import numpy as np
 import mpidist
+from mpidist.backends import flight
 comm = mpidist.init()
 x = comm.empty(100, np.float32)
 part = comm.split(0)
@@ -344,6 +346,10 @@ y = np.ones(5)
 if comm.rank == 1:
     how = sys.argv[1]
     if how == "kill":
+        # After a millisecond the line that waits is in a record; the launcher kills the others too.
+        records = list(Path(os.environ["MPIDIST_FLIGHT"]).glob("*/rank-*"))
+        while sum(any(t.site for t in flight.read(path).tracks) for path in records) < 2:
+            time.sleep(0.01)
         os.kill(os.getpid(), 9)
     if how == "stay":
         time.sleep(600)

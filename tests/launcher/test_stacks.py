@@ -77,8 +77,9 @@ def test_by_signal(tmp_path, request, line):
 
 @needs_spy
 @pytest.mark.parametrize("line", SLEEPS.values(), ids=SLEEPS.keys())
-def test_by_py_spy(tmp_path, line):
+def test_by_py_spy(tmp_path, monkeypatch, line):
     """Also of a stopped process, and of a program that mpidist did not start."""
+    monkeypatch.setattr(stacks, "WITHIN", 20.0)  # the limit has tests of its own
     with Started(tmp_path, line) as pid:
         check(pid)
         os.kill(pid, signal.SIGSTOP)
@@ -125,6 +126,31 @@ def test_torn_stack_is_read_again(tmp_path, without_spy, monkeypatch):
             thread = {"os_thread_id": pid, "thread_name": "MainThread", "frames": dumped}
             (tmp_path / name).write_text(json.dumps([thread]))
         assert stacks.stacks([pid])[pid].frames == ("b.py:0 x", "b.py:1 y", whole)
+
+
+@pytest.mark.parametrize(
+    ("spy", "time_for_it"),
+    [("sleep 0.4; cat {}", True), ("rm {1} && exit 1; cat {0}", True), ("sleep 5; cat {}", False)],
+    ids=["slow", "fails once", "too slow"],
+)
+def test_process_that_no_signal_asks_has_all_the_time(
+    tmp_path, without_spy, monkeypatch, spy, time_for_it
+):
+    whole, once = tmp_path / "whole", tmp_path / "once"
+    once.touch()
+    (tmp_path / "py-spy").write_text("#!/bin/sh\n" + spy.format(whole, once))
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    frames = [{"filename": "/a/b.py", "line": 9, "name": "<module>"}]
+    with subprocess.Popen(["sleep", "60"]) as child:
+        threads = [{"os_thread_id": child.pid, "thread_name": "MainThread", "frames": frames}]
+        whole.write_text(json.dumps(threads))
+        try:
+            found = stacks.stacks([child.pid])[child.pid]
+        finally:
+            child.kill()
+    assert found.frames == (("b.py:9 <module>",) if time_for_it else ())
+    assert found.why == ("" if time_for_it else "not a Python program of mpidist run")
 
 
 SLOWLY = """
