@@ -10,6 +10,7 @@ import gc
 import math
 import os
 import re
+import signal
 import sys
 import zlib
 from collections import defaultdict
@@ -119,6 +120,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
+    # `make test &` in a script leaves it ignored, also in the processes to which tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     default = ("mpi", "cuda") if is_launched() else ("serial", *SUFFIXES)
     given = config.getoption("kind")
     chosen = config.stash[KINDS_CHOSEN] = tuple(given.split(",")) if given else default
