@@ -24,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..errors import RankFailed
+
 Condition = Callable[[], bool]
 Progress = Callable[[], object] | None  # called between polls
 LOOKS = 64
@@ -83,7 +85,7 @@ def poll(
     `deadline` is a time of ``time.monotonic``; None waits for ever.  The core is yielded for the
     first time after `looks` polls.  Between polls `progress` is called, so that other pending
     operations advance, and, less often (at first about every 20 µs), `nudge`, which lets MPI make
-    progress.  `lasts` is called once, when the wait has lasted 1 ms.
+    progress and may raise RankFailed.  `lasts` is called once, when the wait has lasted 1 ms.
     """
     gentle = POLLING.gentle
     for _ in range(min(looks, LOOKS_CROWDED) if gentle else looks):
@@ -99,7 +101,12 @@ def poll(
         if progress is not None:
             progress()
         if nudge is not None:
-            nudge()
+            try:
+                nudge()
+            except RankFailed:
+                if test():  # a rank may come, and be lost, between the two looks
+                    return True
+                raise
         took = time.thread_time() - busy
         now = time.monotonic()
         if deadline is not None and now > deadline:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
 AGREE_SECONDS = 5.0
-REPORT_SECONDS = 1.0
+REPORT_SECONDS = 3.0
 
 
 class Main(click.Group):

@@ -88,7 +88,7 @@ def _read(given: Any, environ: Mapping[str, str]) -> tuple[str, str]:
 log = logging.getLogger("mpidist")
 LEVELS = ("single", "funneled", "serialized", "multiple")
 LEAVE_SECONDS = 1.0  # the alarm of a waiting rank runs every half a second
-LAUNCHER_ENDS_WITHIN = 0.5  # seconds
+LAUNCHER_ENDS_WITHIN = 2.0  # seconds; on a full machine a launcher may not run for one
 _default: Communicator | None = None
 ends_alone: int | None = None
 """The exit code of a rank that is lost by it, without MPI_Abort and MPI_Finalize: others go on."""

@@ -74,14 +74,14 @@ class Failures:
 
     ranks: int  # of the job
     known: list[Failure] = field(default_factory=list)
-    _printed: int = 0  # how many of `known`
+    printed: int = 0  # how many of `known`
     _since: float = 0.0  # arrival of the first that is not printed
     _shown: set[str] = field(default_factory=set)  # keys
 
     def add(self, number: int, host: str, described: dict[str, str]) -> None:
         """Add a rank's exception; raise KeyError or TypeError if `described` has another form."""
         texts = [str(described[name]) for name in ("kind", "line", "text")]
-        if self._printed == len(self.known):
+        if self.printed == len(self.known):
             self._since = time.monotonic()
         self.known.append(Failure(number, host, *texts))
 
@@ -103,11 +103,11 @@ class Failures:
 
     def print_settled(self) -> None:
         """Print the new exceptions 1 s after the first of them, when equal ones have arrived."""
-        if self._printed < len(self.known) and time.monotonic() > self._since + SETTLED:
+        if self.printed < len(self.known) and time.monotonic() > self._since + SETTLED:
             self.print()
 
-    def print(self) -> bool:
-        """Print each new traceback once, with its ranks; return whether there was any.
+    def print(self) -> None:
+        """Print each new traceback once, with its ranks.
 
         A traceback printed before gets one line, and so does an exception that usually follows
         another rank's failure (:attr:`Failure.follows`), unless it is the first one printed.
@@ -116,13 +116,13 @@ class Failures:
         # by its text with that and without, and joins the first group that has either.
         groups: list[list[Failure]] = []
         known: dict[str, list[Failure]] = {}
-        for failure in sorted(self.known[self._printed :], key=lambda each: each.follows):
+        for failure in sorted(self.known[self.printed :], key=lambda each: each.follows):
             group = next((known[key] for key in failure.keys if key in known), [])
             if not group:
                 groups.append(group)
             group.append(failure)
             known |= dict.fromkeys(failure.keys, group)
-        self._printed = len(self.known)
+        self.printed = len(self.known)
         for group in groups:
             one = group[0]
             who = f"{ranks_listed([each.number for each in group])} of {self.ranks} failed"
@@ -135,7 +135,6 @@ class Failures:
             else:
                 _write(f"{who}; the job ends\n{text}")
             self._shown.update(*(each.keys for each in group))
-        return bool(groups)
 
 
 def _write(text: str) -> None:

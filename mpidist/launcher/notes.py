@@ -29,6 +29,7 @@ class Notes(Reports):
         self._folders: dict[int, str] = {}  # of their flight records
         self._movements: dict[int, Movement] = {}
         self._starved: dict[int, Starved] = {}
+        self._gone: list[RankState] = []  # ended before their first notes were read
         self._look_at = 0.0
         address = f"mpidist-{secrets.token_hex(8)}"
         self.variables = {NOTES: address}
@@ -40,9 +41,11 @@ class Notes(Reports):
 
     def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         # First the notes: a process that has ended has sent its own before.
+        ended: list[RankState] = []
         for _ in range(AT_ONCE):
             found = receive_note(self._notes)
             if found is None:
+                ended, self._gone = self._gone, []
                 break
             with suppress(TypeError):  # not a note
                 self._take(found[0], typed(found[1], Report))
@@ -50,8 +53,10 @@ class Notes(Reports):
             if key.fileobj is not self._notes:
                 self._forget(key)
                 if key.data is not None:
-                    key.data.starved = self._starved[key.data.number].now()
-                    self._new.append((key.data, None))
+                    ended.append(key.data)
+        for rank in ended:
+            rank.starved = self._starved[rank.number].now()
+            self._new.append((rank, None))
         if self._movements and time.monotonic() > self._look_at:
             self._look()
 
@@ -82,7 +87,8 @@ class Notes(Reports):
             return
         if note.rank not in self._known:
             self._known[note.rank] = RankState(note.rank, note.host)
-            self.observe(pid, self._known[note.rank])
+            if not self.observe(pid, self._known[note.rank]):
+                self._gone.append(self._known[note.rank])
             self._starved[note.rank] = Starved()
         if note.mpi is not None:
             self._starved[note.rank].see(pid)

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -172,13 +171,19 @@ class Reports:
         """Read from what is ready, and append the reports to `_new`."""
         raise NotImplementedError
 
-    def observe(self, pid: int, rank: RankState | None = None) -> None:
+    def observe(self, pid: int, rank: RankState | None = None) -> bool:
         """Wake :meth:`listen` at the end of a process, which is that of `rank` if given.
 
-        The kernel tells it by a file descriptor (pidfd_open, where it exists).
+        The kernel tells it by a file descriptor (pidfd_open, where it exists).  Return False if the
+        process is gone already.
         """
-        with suppress(OSError, AttributeError):
+        try:
             self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
+        except ProcessLookupError:
+            return False
+        except (OSError, AttributeError):
+            pass
+        return True
 
     def _forget(self, key: selectors.SelectorKey) -> None:
         """Stop to listen to a process that has ended, or to a connection, and close its file."""

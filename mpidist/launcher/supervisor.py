@@ -138,6 +138,7 @@ class Supervisor:
         self._acts: list[Callable[[], object]] = []
         self._reported = self._reported_missing = self._stuck_at_start = False
         self._told_why = False  # by an exception
+        self._told_after = 0  # exceptions that were printed before
         self._roll: RollCall | None = None  # the one that is going on
         self._told_roll = self._told_still = False
         self._without: list[RankState] = []  # lost ranks, without which the others went on
@@ -498,7 +499,7 @@ class Supervisor:
         self._told_why = cause is not None
         self.failures.print()
         cause = cause or failed[0]
-        self.told = str(cause)
+        self.told, self._told_after = str(cause), self.failures.printed
         if not self.reports.complete and len(self.known) < self.ranks:
             # A rank of another host, which cannot send notes, may have been the first.
             self.told = self.told.replace(" failed first: ", " failed: ", 1)
@@ -552,7 +553,8 @@ class Supervisor:
         code = status if status >= 0 else 128 - status
         if self._acts and self.ended and self._all_ended:  # only the launcher did not end by itself
             code = next((rank.code for rank in self.ended if not rank.succeeded), 0)
-        if self.failures.print() and self.told:
+        self.failures.print()
+        if self.told and self.failures.printed > self._told_after:
             say(self.told)  # it is the last line also where another rank's traceback came late
         if self._stuck_at_start or self.late:
             return 1

@@ -235,6 +235,11 @@ def _module(phase: str, name: str) -> str:
 def rows(runs: Runs) -> Iterator[Row]:
     """Yield the verdicts, phase by phase, up to the end of the first step that differs."""
     last = max((step.number for log in runs.ranks.values() for step in log.steps), default=0)
+    logs = runs.ranks.values()
+    if any("failed" in log.facts for log in logs):
+        # The others are killed wherever they are: what these have not recorded is no difference.
+        killed = [log for log in logs if not log.facts.keys() & {"failed", "ended", "done"}]
+        last = min([last, *(max((s.number for s in log.steps), default=0) for log in killed)])
     for number in range(1, last + 1):
         differs = False
         for phase in PHASES:

@@ -1,11 +1,13 @@
 """poll(): its processor time, its lateness and its deadline, by a clock that the test moves."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from mpidist.backends import waiting
 from mpidist.backends.waiting import POLLING, poll
+from mpidist.errors import RankFailed
 
 SLACK = 55e-6  # a sleep takes longer than asked
 IDLE, PIECE = 2e-6, 12e-6  # a poll that finds nothing, and one that moves a piece of a message
@@ -83,6 +85,24 @@ def test_a_message_in_pieces_is_not_slowed_down_by_sleeps(clock, before):
 
     assert poll(test, None)
     assert clock.now - before < 4e-3  # with a sleep of 500 µs before each: 55e-3
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_rank_that_is_lost_behind_what_is_waited_for_is_none_of_this_wait(clock, came):
+    """It may come, and end, while this process is not running between its two looks."""
+    there = False
+
+    def test():
+        clock.run(IDLE)
+        return there
+
+    def look():
+        nonlocal there
+        there = came
+        raise RankFailed("rank 0: rank 1 has ended", ranks=(1,), reasons={1: "has ended"})
+
+    with nullcontext() if came else pytest.raises(RankFailed):
+        assert poll(test, None, nudge=look)
 
 
 @pytest.mark.parametrize("gentle", [False, True])

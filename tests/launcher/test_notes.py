@@ -1,6 +1,7 @@
 """Notes that ranks send without monitors, of this user only."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -8,7 +9,7 @@ from mpidist.backends.recorder import Recorder
 from mpidist.launcher.movement import Movement
 from mpidist.launcher.notes import Notes
 from mpidist.launcher.ranks import RankState
-from tests.support.launcher_kits import KINDS, monitored, python, supervised
+from tests.support.launcher_kits import KINDS, RANK, monitored, python, supervised
 
 STRANGER = """
 import os, socket, sys
@@ -55,6 +56,28 @@ def test_note_of_an_end_is_not_one():
     job = supervised(1, Notes)
     assert monitored(job, *python(tell)) == 3 and job.ended == [job.known[0]]
     assert job.known[0].status == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_rank_that_was_gone_before_its_notes_were_read_has_ended(monkeypatch, at_once):
+    monkeypatch.setattr("mpidist.launcher.notes.AT_ONCE", at_once)
+    tell = (
+        "from mpidist.communicator.launcher_notes import send_note\n"
+        "assert send_note(mpi='starting') and send_note(exit=3)"
+    )
+    notes, found = Notes(1), []
+    try:
+        subprocess.run(python(tell), env={**RANK, **notes.variables}, check=True)
+        for _ in range(4):
+            found += notes.listen(0)
+    finally:
+        notes.close()
+    assert [(rank.number, report and report.exit) for rank, report in found] == [
+        (0, None),
+        (0, 3),
+        (0, None),
+    ]
+    assert found[-1][1] is None
 
 
 def test_record_that_is_gone_is_not_looked_at_any_more(tmp_path):

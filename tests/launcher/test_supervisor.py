@@ -199,7 +199,8 @@ def test_silent_rank_is_not_named_for_the_code_of_another(tmp_path, capfd):
     assert last == f"mpidist run: rank 1 on {socket.gethostname()} ended with exit code 7"
 
 
-def test_last_line_names_the_rank_also_before_a_late_traceback(tmp_path, capfd):
+@pytest.mark.parametrize("settled", [100.0, -1.0], ids=["at the end", "before"])
+def test_last_line_names_the_rank_also_before_a_late_traceback(tmp_path, capfd, settled):
     """Rank 1 just exits, which is printed at once; the exception of rank 0 follows."""
     watch = supervised(2)
     program = f"""import os, sys, time
@@ -215,6 +216,7 @@ raise RankFailed("rank 0: rank 1 has left")
     with open(tmp_path / "said", "w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "say", lambda line: print(line, file=file, flush=True))
         patch.setattr(supervisor, "PATIENCE", 100)
+        patch.setattr("mpidist.launcher.failures.SETTLED", settled)
         assert watch.run(["sh", "-c", both, "sh", *words], environment()) == 7
     told = (tmp_path / "said").read_text().splitlines()
     assert "RankFailed: rank 0: rank 1 has left" in capfd.readouterr().err

@@ -55,6 +55,8 @@ for _ in range(0 if fault == "nothing" else 3):
     for start in range(0, len(mine), 16):
         part = mine[start : start + 16]
         step += 1
+        if fault == "rare" and step == 2:
+            comm.barrier()  # all have recorded the first step
         if fault == "rare" and step == 2 and comm.rank == 1:
             raise RuntimeError("a rare mistake")
         if fault == "exits" and step == 2:

@@ -16,6 +16,16 @@ def test_clean_training_is_equal_in_every_phase():
     assert [row.compared for row in found[2:]] == [3, 3, 3, 3, 1]
 
 
+@pytest.mark.parametrize("fact", ["failed", "ended"])
+def test_step_of_a_rank_that_was_killed_is_no_difference(fact):
+    """Rank 1 has failed, and with it the job, before rank 2 has recorded the step."""
+    training = Training()
+    training.absent = (2,)
+    runs = training.runs()
+    runs.ranks[1].facts[fact] = True
+    assert any(row.differences for row in rows(runs)) == (fact != "failed")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rounding_noise_is_no_difference(seed):
     training = Training(seed)
