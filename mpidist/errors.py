@@ -118,11 +118,13 @@ class ReplicasDiffer(MpidistError):
     ----------
     at_fault : bool
         Whether this rank has differed too often, so that it is better to go on without it.
+    another_is : bool
+        Whether another rank has.
     """
 
-    def __init__(self, message: str, at_fault: bool = False):
+    def __init__(self, message: str, at_fault: bool = False, another_is: bool = False):
         super().__init__(message)
-        self.at_fault = at_fault
+        self.at_fault, self.another_is = at_fault, another_is
 
 
 class CommunicationError(MpidistError):

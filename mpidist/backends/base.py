@@ -331,6 +331,10 @@ class Backend(Protocol):
         """
         return error
 
+    def in_world(self) -> Sequence[int]:
+        """Return the numbers of all ranks in the whole job, by which its launcher knows them."""
+        return range(self.size)
+
     def lost(self) -> Mapping[int, str]:
         """Return the ranks known to be dead, and how each of them ended; by default none."""
         return {}
@@ -379,7 +383,7 @@ class Backend(Protocol):
 DEFAULTS = (
     *("crowded", "native", "shares_memory", "patience", "threads", "roll_call", "alike"),
     *("bind", "arrive", "begin_arrival", "missing", "translate", "close"),
-    *("subgroup", "irecv_short_any", "iprobe", "track", "lost"),
+    *("subgroup", "irecv_short_any", "iprobe", "track", "lost", "in_world"),
     *("why_no_survivors", "survivors", "notice_losses", "leave_all", "vote"),
     "raised",
 )

@@ -231,8 +231,11 @@ class MpiBackend(Backend):
         recorder = current()
         self.track = None if recorder is None else recorder.track(self._in_world, self.rank)
 
-    def _find_in_world(self) -> list[int]:
+    def in_world(self) -> Sequence[int]:
         """Return the ranks in COMM_WORLD of all ranks."""
+        return self._in_world
+
+    def _find_in_world(self) -> list[int]:
         group, world = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = group.Translate_ranks(None, world)
         for used in (group, world):

@@ -52,6 +52,7 @@ from ..selection.tuning import MEMORIES, PRIVATE, TuningTable
 from ..shared_memory.in_place import NEEDS
 from ..topology import Topology
 from .explain import example_call
+from .launcher_notes import send_note
 from .objects import Pickled, all_pickled, combined, pickled, reasons, unpickled
 from .tracing import Traced, Tracing
 
@@ -1180,6 +1181,9 @@ class Communicator:
         release = leave_all()
         made = self._backend.survivors(self._without_lost, self.timeout)
         release()
+        # An end of which mpidist run hears behind those of all others would fail the job.
+        lost = set(self._backend.in_world()).difference(made._backend.in_world())
+        send_note(without=sorted(lost))
         self._forebears.add(self)
         made._forebears = self._forebears
         for one in self._forebears:  # those between the first one and this one are not held by it

@@ -146,7 +146,7 @@ class RankProcess:
         An exception is also written to the rank's log, and printed if it cannot be forwarded: the
         program itself does not print it.
         """
-        told = "mpi", "failure", "exit", "asked", "flight", "late"
+        told = "mpi", "failure", "exit", "asked", "flight", "late", "without"
         facts = {name: note[name] for name in told if name in note}
         failure = note.get("failure")
         text = str(failure.get("text", "")) if isinstance(failure, dict) else ""

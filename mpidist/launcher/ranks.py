@@ -139,6 +139,7 @@ class Report:
     status: int | None = None  # exit status, which only a monitor knows
     starved: bool | None = None  # as in RankState, with the status
     flight: str | None = None  # folder of its flight record
+    without: list[int] | None = None  # lost ranks, without which it goes on
     late: bool | None = None  # whether it waits for a roll call, as a deadline has passed
     still: bool | None = None  # as in RankState
     seen: Seen | None = None  # the answer to a roll call

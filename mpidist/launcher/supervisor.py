@@ -142,6 +142,7 @@ class Supervisor:
         self._roll: RollCall | None = None  # the one that is going on
         self._told_roll = self._told_still = False
         self._without: list[RankState] = []  # lost ranks, without which the others went on
+        self._survived: set[int] = set()  # those of which the others said so
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the launcher; return the exit code of the job: 0 if launcher and ranks succeeded.
@@ -234,6 +235,8 @@ class Supervisor:
         rank.starved = rank.starved or bool(report.starved)
         if report.asked is not None:
             rank.asked = report.asked
+        if report.without is not None:
+            self._survived.update(report.without)
         if report.exit is not None:
             rank.left = report.exit
         if report.status is not None:
@@ -252,11 +255,12 @@ class Supervisor:
         if not rank.mpi:  # it will not enter MPI_Init any more
             self._last_mpi_report = time.monotonic()
         good = rank.succeeded or rank.stopped
-        if not good and self._others_go_on(rank):
+        lost = not good and self._others_go_on(rank)
+        if lost:
             self._print_flight(rank)
             self._without.append(rank)
             say(f"{rank}; the others go on")
-        elif not good and self.reports.complete:
+        if not (good or lost) and self.reports.complete:
             # The launcher should end the others, but Hydra does not see a rank that just exits.
             self._should_end(PATIENCE, NOT_ENDED)
             # A lost rank is more often a victim than the cause: that has CAUSE_WITHIN to report.
@@ -272,7 +276,9 @@ class Supervisor:
         It is once a rank fails by an exception: that may be all ranks', and ends the job.
         """
         at_its_end = self.failures.known or self.interrupted or self._over < math.inf
-        return self.survive and rank.mpi == STARTED and not (at_its_end or self._all_ended)
+        # Its monitor may report the end behind those of the others, who know better.
+        goes_on = rank.number in self._survived or not (at_its_end or self._all_ended)
+        return self.survive and rank.mpi == STARTED and goes_on
 
     @property
     def _went_on(self) -> bool:

@@ -151,6 +151,7 @@ class ReplicaCheck:
         raise ReplicasDiffer(
             f"rank {self._comm.rank}: {what}; {why}; broadcast_parameters() makes them equal",
             at_fault=self._comm.rank in again,
+            another_is=bool(set(again) - {self._comm.rank}),
         )
 
     def _repair(self, named: Named, roots: Mapping[str, int], what: str) -> None:

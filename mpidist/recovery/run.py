@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import math
 import os
 import sys
 import time
@@ -316,7 +317,9 @@ class _Job:
             return False
         until = time.monotonic() + KNOWN_WITHIN
         # LaunchError: a vault was not to be opened, as that of a rank which just ends.
-        # ReplicasDiffer: the rank at fault ends itself.
+        # ReplicasDiffer: the rank at fault ends itself.  One that is known to is waited for.
+        if isinstance(error, ReplicasDiffer) and error.another_is and not self.state.copies:
+            until = time.monotonic() + (self.world.timeout or math.inf)
         kinds = (CommunicationError, LaunchError, RuntimeError, ReplicasDiffer)
         follows = isinstance(error, kinds)
         # Of a lost spare a rank that has dealt the numbers hears by others alone, which have not.

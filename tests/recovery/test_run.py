@@ -142,9 +142,9 @@ def test_all_that_had_begun_are_lost_and_it_says_so():
 
 
 @needs_ulfm
-@pytest.mark.parametrize("spares", [1, late(0)])
-def test_a_rank_that_differs_for_the_third_time_is_lost(spares):
-    finished, done = train("faulty", ranks=4, spares=spares, steps=30)
+@pytest.mark.parametrize("spares, held", [(1, "0"), late(0, "0"), (1, "2")])
+def test_a_rank_that_differs_for_the_third_time_is_lost(spares, held):
+    finished, done = train("faulty", ranks=4, spares=spares, steps=30, HELD=held)
     ranks, output = 3 + spares, finished.output
     assert finished.status == 0 and len(done) == ranks and len(set(done)) == 1, output
     assert f" of {ranks} ranks at step 30" in done[0]

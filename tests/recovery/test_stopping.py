@@ -41,6 +41,24 @@ def train(comm, state):
 train(md.State())
 print("went on behind the training")
 """
+HELD = """
+import os, signal, subprocess, sys
+import mpidist as md
+
+@md.elastic
+def train(comm, state):
+    while state.step < 9:
+        comm.allreduce(1)
+        state.commit()
+        if state.step == 5 and comm.rank == 1 and not state.generation:
+            monitor = os.getppid()
+            later = ["sh", "-c", f"sleep {sys.argv[1]}; kill -CONT {monitor}"]
+            subprocess.Popen(later, start_new_session=True)
+            os.kill(monitor, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(md.State())
+"""
 EXITS = """
 import sys
 import mpidist as md
@@ -65,6 +83,17 @@ def job(program, *words, options=("--survive",), python=sys.executable):
         done = processes.run(command, LIMIT, environ)
     assert not done.timed_out and "went on behind" not in done.output, done.output
     return done
+
+
+@needs_ulfm
+@pytest.mark.parametrize("options", [("--survive",), ("--spares", "1")])
+def test_loss_that_is_reported_behind_the_end_of_all_others_was_survived(options):
+    """The monitor of the lost rank is stopped until then."""
+    done = job(HELD, "4", options=options)
+    assert done.status == 0, done.output
+    last = done.output.splitlines()[-1]
+    end = r"mpidist run: finished on (2 of 3|3 of 4) ranks: rank 1 on .* \(SIGKILL\)"
+    assert re.fullmatch(end, last), last
 
 
 @needs_ulfm

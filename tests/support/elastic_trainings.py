@@ -15,6 +15,7 @@ node, however long that takes.  Under --max-restarts each step is copied, with S
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -255,6 +256,13 @@ def nn_training(hook=None):
 
 def faulty_training():
     """A weight of rank 1 of the world flips again and again: the third time it is lost."""
+    held = float(os.environ.get("HELD", "0"))  # seconds that its end takes
+
+    def hold(record):
+        time.sleep(held if "this rank ends" in record.getMessage() else 0)
+        return True
+
+    logging.getLogger("mpidist").addFilter(hold)
     net = nn.Linear(10, 3, seed=1)
     optimizer = nn.SGD(net.parameters(), 0.01)
 
