@@ -90,6 +90,13 @@ def capfd(capfdbinary):
     return Text
 
 
+@pytest.fixture
+def without_pauses(monkeypatch):
+    """However long a part of a box takes to arrive, it goes on."""
+    monkeypatch.setattr("mpidist.launcher.boxes._GOES_ON_WITHIN", 100.0)
+
+
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("seed", range(12))
 def test_only_boxes_are_held_back(capfd, seed):
     """Whatever stands beside them, and wherever the launcher's output is cut into pieces."""
@@ -108,6 +115,7 @@ def test_only_boxes_are_held_back(capfd, seed):
     assert shown.startswith(program) and sorted(shown[len(program) :]) == sorted(held)
 
 
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("line", WHOLE)
 def test_what_mpich_writes_at_once(capfd, line):
     assert copied([b"a\n", line.encode(), b"b"], True, capfd, 0.05) == b"a\nb"
@@ -118,6 +126,7 @@ def test_a_part_of_a_box_is_not_lost(capfd):
     assert copied([b"a", half], True, capfd) == b"a" + half
 
 
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize(
     ("parts", "shown"),
     [
