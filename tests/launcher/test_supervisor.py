@@ -85,20 +85,24 @@ def test_launcher_stays_after_a_failure_is_ended(monkeypatch, capfd):
 
 
 DEAF = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
+deaf = pathlib.Path(sys.argv[1])
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    while not deaf.exists():
+        time.sleep(0.02)
     sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+deaf.touch()
 time.sleep(600)
 """
 
 
-def test_ranks_left_after_a_failure_are_killed(monkeypatch):
+def test_ranks_left_after_a_failure_are_killed(tmp_path, monkeypatch):
     """One that does not hear SIGTERM; the launcher ends by itself then."""
     monkeypatch.setattr(supervisor, "PATIENCE", 0.2)
     monkeypatch.setattr(supervisor, "STEP", 0.5)
     watch = supervised(2)
-    words = watch.reports.command(python(DEAF))
+    words = watch.reports.command([*python(DEAF), f"{tmp_path}/deaf"])
     both = """OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=1 "$@"; wait; exit 0"""
     assert watch.run(["sh", "-c", both, "sh", *words], environment()) == 3
     assert sorted(rank.status for rank in watch.ended) == [-signal.SIGKILL, 3]
@@ -164,20 +168,27 @@ def test_mpi_init_rank_that_ended_before_is_not_waited_for(capfd):
 
 
 LEAVES = """
-import os, sys, time
+import os, time
 from mpidist.communicator.launcher_notes import send_note
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     assert send_note(exit=3)
-    time.sleep(1.0)  # for the monitor to pass it on
-    open(sys.argv[1], "w").close()
 time.sleep(600)
 """
 
 
-def test_lost_rank_with_announced_exit_code_has_it(tmp_path, capfd):
+def test_lost_rank_with_announced_exit_code_has_it(tmp_path, capfd, monkeypatch):
     """As in MPICH's MPI_Abort: the launcher kills all ranks with their monitors, in any order."""
+    monkeypatch.setattr(supervisor, "CAUSE_WITHIN", 100)
     watch = supervised(2)
-    words = watch.reports.command([*python(LEAVES), f"{tmp_path}/left"])
+    take = watch._take
+
+    def taken(rank, report):
+        take(rank, report)
+        if report.exit == 3:
+            (tmp_path / "left").touch()
+
+    monkeypatch.setattr(watch, "_take", taken)
+    words = watch.reports.command(python(LEAVES))
     kills = f"""export OMPI_COMM_WORLD_RANK=0; "$@" & first=$!
     export OMPI_COMM_WORLD_RANK=1; "$@" & second=$!
     while [ ! -e {tmp_path}/left ]; do sleep 0.05; done
@@ -250,14 +261,20 @@ def test_launcher_stays_after_all_ranks_is_ended(tmp_path, capfd, monkeypatch, c
     assert "all ranks ended 0.2 s ago, but the launcher still runs" in capfd.readouterr().err
 
 
-def test_roll_call_that_fails_is_told(capfd, monkeypatch):
+UNTIL = "k=0; until [ -e {} ] || [ $k = 1000 ]; do k=$((k + 1)); sleep 0.05; done"
+UNTIL_ASKED, UNTIL_SAID = UNTIL.format("asked"), UNTIL.format("said")
+
+
+def test_roll_call_that_fails_is_told(tmp_path, capfd, monkeypatch):
     def fails(self, launcher):
+        (tmp_path / "asked").touch()
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Notes, "ask", fails)
     watch = supervised(0, Notes)
     with watch.signals.recorded(signal.SIGQUIT):
-        assert watch.run(["sh", "-c", "kill -QUIT $PPID; sleep 1"], environment()) == 0
+        assert watch.run(["sh", "-c", f"kill -QUIT $PPID; {UNTIL_ASKED}"], environment()) == 0
     assert "mpidist run: roll call: UnicodeDecodeError: 'utf-8'" in capfd.readouterr().err
 
 
@@ -265,7 +282,6 @@ LATE = """
 from mpidist.communicator.launcher_notes import send_note
 assert send_note(late=True)
 """
-UNTIL_SAID = "k=0; until [ -e said ] || [ $k = 1000 ]; do k=$((k + 1)); sleep 0.05; done"
 
 
 @pytest.mark.parametrize(
@@ -286,20 +302,29 @@ UNTIL_SAID = "k=0; until [ -e said ] || [ $k = 1000 ]; do k=$((k + 1)); sleep 0.
             ["rank 0: ended with exit code 0"],
         ),
         # The launcher has ended: nobody will.
-        ("kill -QUIT $PPID; sleep 1", {0: None}, "asked for", ["rank 0: its monitor has not"]),
+        (
+            f"kill -QUIT $PPID; {UNTIL_ASKED}",
+            {0: None},
+            "asked for",
+            ["rank 0: its monitor has not"],
+        ),
     ],
     ids=["late", "ended", "last"],
 )
 def test_roll_call_with_a_silent_rank(tmp_path, monkeypatch, script, answers, why, told):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervisor, "ANSWERS_WITHIN", 600)
-    monkeypatch.setattr(Notes, "ask", lambda self, launcher: dict(answers))
     said = []
+
+    def ask(self, launcher):
+        (tmp_path / "asked").touch()
+        return dict(answers)
 
     def say(line):
         said.append((line, (tmp_path / "ended").exists()))
         (tmp_path / "said").touch()
 
+    monkeypatch.setattr(Notes, "ask", ask)
     monkeypatch.setattr(supervisor, "say", say)
     watch = supervised(len(answers), Notes)
     command = ["sh", "-c", f"{script}; touch ended", "sh", sys.executable, RANK_PROGRAM]
