@@ -337,11 +337,15 @@ import numpy as np
 import mpidist
 from mpidist.backends import flight
 comm = mpidist.init()
+# The launcher may be slow to end the others.
+sys.modules["mpidist.communicator.launch"].LAUNCHER_ENDS_WITHIN = 20.0
 x = comm.empty(100, np.float32)
 part = comm.split(0)
 for step in range(1200):
     comm.allreduce(x, out=x)
 part.barrier()
+if sys.argv[1] == "stay":
+    comm.timeout = 3
 y = np.ones(5)
 if comm.rank == 1:
     how = sys.argv[1]
@@ -428,7 +432,7 @@ def test_a_rank_that_is_late(program, tmp_path):
     """Past the deadline of the others mpidist run tells it; nobody was killed."""
     _, environ = environment(tmp_path)
     command = [sys.executable, "-m", "mpidist", "run", "-n", "3", program, "stay"]
-    done = processes.run(command, 150, {**environ, "MPIDIST_TIMEOUT": "3"})
+    done = processes.run(command, 150, environ)
     assert done.status == 1 and "CollectiveTimeout" in done.output, done.output
     assert re.search(rf"ranks 0, 2: in .*waiting since .*program.py:{LINE}", done.output)
     assert "mpidist run: rank 1: after world.1:0 #1 barrier" in done.output
