@@ -10,7 +10,7 @@ from tests.support.jobs import each_mpi
 
 SETTINGS = """[pytest]
 addopts = -ra -p no:cacheprovider --color=no -p mpidist.pytest --with-mpi
-timeout = {limit}
+timeout = 100
 """
 SUITE = """
 import os, signal, time
@@ -21,9 +21,9 @@ def test_passes(comm):
 """
 
 
-def run(tmp_path, text, *options, python=sys.executable, ranks=2, limit=100, **env):
+def run(tmp_path, text, *options, python=sys.executable, ranks=2, **env):
     """Run a suite on some ranks; return the status and the output."""
-    (tmp_path / "pytest.ini").write_text(SETTINGS.format(limit=limit))
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
     (tmp_path / "test_suite.py").write_text(SUITE + text)
     words = ["-m", "pytest", "--rank-grace=4", *options, str(tmp_path / "test_suite.py")]
     command = processes.mpiexec(ranks, *words, python=python) if ranks else [python, *words]
@@ -163,13 +163,14 @@ def test_never(comm): pass
 @pytest.mark.long
 def test_a_hanging_test(tmp_path):
     """Stuck in Python: pytest-timeout ends the test; stuck inside MPI: the ranks show stacks."""
+    head = "import pytest\nfrom mpi4py import MPI\nRANK = MPI.COMM_WORLD.rank\n"
+    head += "@pytest.mark.timeout(4)\n"  # not for test_passes, which starts MPI
     stuck = "def test_stuck():\n    while RANK: time.sleep(0.05)\n"
-    head = "from mpi4py import MPI\nRANK = MPI.COMM_WORLD.rank\n"
-    status, output = run(tmp_path, head + stuck + "def test_later(): pass\n", limit=4)
+    status, output = run(tmp_path, head + stuck + "def test_later(): pass\n")
     assert status == 1 and "failed on rank 1: Failed: Timeout" in output
     assert "1 failed, 2 passed" in output
     inside = "def test_inside():\n    if RANK: MPI.COMM_WORLD.recv(source=0, tag=99)\n"
-    status, output = run(tmp_path, head + inside, limit=4)
+    status, output = run(tmp_path, head + inside)
     assert status and "rank 1 did not come within 8 s to the end of" in output
     assert "the stacks of rank 1 " in output and "in test_inside\n" in output
 
@@ -177,6 +178,7 @@ def test_a_hanging_test(tmp_path):
 def test_a_dying_test(tmp_path):
     suite = """
 def test_dies(comm):
+    comm.barrier()  # the other rank is in this test, too
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -322,6 +324,7 @@ def test_simulated_ranks_that_hang(tmp_path):
     suite = """
 import pytest
 
+@pytest.mark.timeout(3)
 @pytest.mark.ranks(3)
 def test_hangs(comm):
     while comm.rank == 1: time.sleep(0.01)
@@ -332,7 +335,7 @@ def test_later(comm):
     assert threading.active_count() <= 3  # the hanging one has been ended
 """
     for workers in ((), ("-n1",)):
-        status, output = run(tmp_path, suite, *workers, ranks=0, limit=3)
+        status, output = run(tmp_path, suite, *workers, ranks=0)
         assert status == 1 and "1 failed, 4 passed" in output
         assert "failed on rank 1: Failed: did not end within " in output
         assert "while comm.rank == 1: time.sleep(0.01)" in output

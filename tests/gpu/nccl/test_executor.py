@@ -174,8 +174,8 @@ def test_free_where_another_rank_has_aborted(by_nccl):
 
     def check(comm, library):
         sub = comm.split(0)
-        sub.timeout = 0.2
         sub.allreduce(find_device().array(np.ones(3)), algorithm="nccl")
+        sub.timeout = 0.2
         if comm.rank == 0:
             with pytest.raises(CollectiveTimeout, match="rank 0: free not finished within 0.2 s"):
                 sub.free()
