@@ -154,13 +154,15 @@ def test_a_lost_message_meets_the_deadline(collective):
 
 
 def test_missing_ranks_break_the_communicator():
-    """Ranks 0 and 1 come within the deadline, though the process may be held up."""
-    ready = threading.Barrier(3)
+    """Ranks 0 and 1 come within the deadline: it begins when both have announced the call."""
+    ready, both = threading.Barrier(3), threading.Barrier(2)
 
     def body(comm):
         if comm.rank == 2:
             ready.wait(SOON)
             return None
+        deadline = comm._sequencer.deadline
+        comm._sequencer.deadline = lambda: (both.wait(SOON), deadline())[1]
         with pytest.raises(CollectiveTimeout) as caught:
             comm.allreduce(1, algorithm="linear")
         assert caught.value.missing == (2,) and caught.value.sequence == 1

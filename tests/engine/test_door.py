@@ -48,11 +48,11 @@ def test_a_caller_whose_holder_leaves_meanwhile_takes_its_place(monkeypatch):
 
 def test_threads_are_named_with_their_calls_but_not_those_that_wait_to_enter():
     def inside(comm):
-        made, told, named = comm.split(0), threading.Event(), []
+        made, told, done, named = comm.split(0), threading.Event(), threading.Event(), []
 
         def slow(a, b):
             told.set()
-            time.sleep(0.3)
+            done.wait(10)  # for who is not refused waits for this
             return a + b
 
         def call():
@@ -62,6 +62,8 @@ def test_threads_are_named_with_their_calls_but_not_those_that_wait_to_enter():
             with pytest.raises(CommunicatorInUse) as error:
                 made.barrier()
             named.append(str(error.value))
+            if len(named) == 3:
+                done.set()
 
         threads = [threading.Thread(target=call, name="inside")]
         threads += [threading.Thread(target=refused, name=f"outside {k}") for k in range(3)]
@@ -116,8 +118,8 @@ def test_a_shared_door_is_waited_for_but_not_for_ever():
     door.patience = 30.0
     token = door.take()
     leaving = threading.Timer(0.2, door.leave, [token])
-    leaving.start()
     begin = time.monotonic()
+    leaving.start()
     entered(door)
     assert 0.1 < time.monotonic() - begin < 10
     leaving.join()
