@@ -18,7 +18,7 @@ from mpidist.schedule.contract import COLLECTIVES
 from mpidist.trace import read
 from tests.support.pipeline_kits import mean
 
-LATE, LATER = 0.05, 5
+LATE, TRIES = 0.05, 40
 
 
 @pytest.fixture
@@ -97,20 +97,25 @@ def test_the_wait_for_a_late_rank(comm, path):
 def test_messages(comm, path):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     data, got = np.arange(100.0), np.empty(100)
-    with comm.trace(path):
-        work = comm.isend(data, right, 7)
-        if comm.rank == 0:
-            time.sleep(LATE)
-        comm.recv(got, peer=left, tag=7)
-        work.wait()
-        comm.wait_all([comm.post_recv(got, left, 3), comm.post_send(data, right, 3)], "a pair")
-        for _ in range(LATER):  # the receiver may be held up, in some of them
+    for _ in range(TRIES):
+        with comm.trace(path):
+            work = comm.isend(data, right, 7)
+            if comm.rank == 0:
+                time.sleep(LATE)
+            comm.recv(got, peer=left, tag=7)
+            work.wait()
+            comm.wait_all([comm.post_recv(got, left, 3), comm.post_send(data, right, 3)], "a pair")
+            comm.barrier()
             if comm.rank == 0:
                 time.sleep(LATE)
                 comm.send_object("x" * 20, 1)
             elif comm.rank == 1:
                 comm.recv_object(0)
-            comm.barrier()
+        (late,) = (e for e in events(comm, path, "message") if e["name"] == "recv_object")
+        if late["args"]["wait_us"] > 0.9e6 * LATE:
+            break  # else the receiver was held up
+    else:
+        pytest.fail(f"the receiver has not waited for {LATE} s: {late}")
     every = comm.broadcast_object(read(path) if comm.rank == 0 else None)
     for rank in range(comm.size):
         (sent,) = (e for e in events(comm, path, "message", to=(rank + 1) % comm.size, tag=7))
@@ -125,9 +130,6 @@ def test_messages(comm, path):
         assert ended["name"] == "isend"
         (waited,) = (e for e in events(comm, path, "call", what="a pair") if e["pid"] == rank)
         assert waited["name"] == "wait_all"
-    received = [e for e in events(comm, path, "message") if e["name"] == "recv_object"]
-    assert len(received) == LATER
-    assert max(event["args"]["wait_us"] for event in received) > 0.9e6 * LATE
     arrows = {ph: {e["id"] for e in every if e["ph"] == ph} for ph in "sf"}
     assert len(arrows["s"]) >= comm.size + 1 and arrows["s"] == arrows["f"]
 
