@@ -131,7 +131,7 @@ def test_two_threads_wait_for_one_receive(place):
     dist.barrier()
 
 
-def test_a_refused_wait_loses_no_message(place):
+def test_a_refused_wait_loses_no_message(place, folder):
     """A signal handler that interrupts the wait is refused; the message still comes."""
     rank, size = place
     need(size, 2)
@@ -154,6 +154,9 @@ def test_a_refused_wait_loses_no_message(place):
             while not refused and time.monotonic() < until:
                 time.sleep(0.02)
                 signal.pthread_kill(main, signal.SIGUSR1)
+            (folder / str(rank)).touch()  # a message would end the wait of a rank before its strike
+            while len(list(folder.iterdir())) < size and time.monotonic() < until:
+                time.sleep(0.02)
             dist.send(torch.ones(3), right, tag=5)
 
         joined = in_threads(strike)
@@ -194,7 +197,8 @@ def test_after_a_message_that_did_not_come(place):
     """Which breaks a communicator on one rank: the group is not freed, on no rank."""
     rank, size = place
     need(size, 2)
-    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    group = dist.new_group()
+    group.set_timeout(timedelta(seconds=0.2))  # not before: the members may come one by one
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="recv from rank 1 .*Timed out"):
             dist.recv(torch.ones(1), 1, group=group)
