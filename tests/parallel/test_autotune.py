@@ -146,7 +146,8 @@ def test_auto_overlap_ends_with_a_choice(comm, kit):
     if comm.size > 1:
         assert set(stats.trials) == {"none", "polls", "thread"}
         assert len(set(comm.allgather_object(stats.overlap))) == 1
-        fastest = min(stats.trials, key=stats.trials.get)
-        assert stats.overlap in ("none", fastest)
+        # Of two trials: the second has timed the winner of the first again, and not its losers.
+        taken, without = stats.trials[stats.overlap], stats.trials["none"]
+        assert stats.overlap == "none" or taken < GAIN * without
     assert stats.compute > 0 and stats.exposed > 0
     assert 0 <= stats.hidden <= stats.communication

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import mpidist.torch  # noqa: F401
-from tests.support.failure_jobs import say
+from tests.support.failure_jobs import say, stay
 
 mode = sys.argv[1]
 
@@ -21,7 +21,7 @@ assert (rank, size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 if mode == "raise":
     dist.destroy_process_group()
     if rank == 1:
-        time.sleep(2)
+        stay([0], "late:")
         raise ZeroDivisionError("the rank that is to blame")
     try:
         dist.init_process_group("mpidist", timeout=timedelta(seconds=0.5))
