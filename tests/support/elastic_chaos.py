@@ -235,7 +235,10 @@ def chaos(wrapper: str, losses: int, seed: int, expected: str = "") -> None:
         while survived < losses:
             more = min(8, losses - survived)
             waits = [random.random() * 0.2 for _ in range(more)]
-            finished, killed, done = train(wrapper, steps, ranks, more, waits, program=program)
+            for _ in range(TRIES):  # where nobody was killed in time, it is as if not run
+                finished, killed, done = train(wrapper, steps, ranks, more, waits, program=program)
+                if killed or finished.status or set(done) != {expected}:
+                    break
             jobs, survived = jobs + 1, survived + len(killed)
             took += seconds_of(finished.output)
             good = bool(killed) and finished.status == 0 and set(done) == {expected}
