@@ -114,9 +114,9 @@ class Job:
         self.ranks = max((record.size for record in self.records), default=0)
         self.absent = sorted(set(range(self.ranks)) - known - without)
 
-    def crashed(self, rank: int) -> bool:
-        """Return whether a rank's process is gone, and did not end as a Python program does."""
-        return any(record.rank == rank and record.crashed for record in self.records)
+    def crashed(self, rank: int | None = None) -> bool:
+        """Return whether the process of a rank, or of any, is gone not as a Python program ends."""
+        return any(record.crashed for record in self.records if rank in (None, record.rank))
 
     def communicators(self) -> Iterator[tuple[str, list[Member]]]:
         """Yield each communicator: its name, and the ranks whose records have it."""

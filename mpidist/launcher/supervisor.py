@@ -529,8 +529,10 @@ class Supervisor:
         for job in self._jobs(lost):
             if isinstance(cause, Failure):
                 tells = cause.kind == CollectiveTimeout.__name__
-            else:  # an exit code may stand for a signal that the launcher has seen
-                tells = cause.killed or job.crashed(cause.number)
+            else:
+                # The exit code may stand for a signal that the launcher has seen.  Of one that is
+                # only the launcher's nobody knows the rank: that may have followed another one.
+                tells = cause.killed or job.crashed(None if cause.left is None else cause.number)
             for line in job.few_lines(without_places=self._told_roll) if tells else ():
                 say(line)
 

@@ -242,6 +242,8 @@ def test_gaps_are_said(tmp_path):
     assert "rank 0: 2 communicators had no room in the record" in found
     assert "rank 2: an entry is left out: written at its end, or by two threads at once" in found
     assert "rank 2: killed or crashed; no operation begun" in found
+    job = Job(path)
+    assert job.crashed(2) and job.crashed() and not job.crashed(0)
 
 
 def test_few_lines(tmp_path):

@@ -56,9 +56,19 @@ def test_module_runs_as_by_python(tmp_path, capfd, monkeypatch):
     assert "rank 0 on " in last and last.endswith(" failed: ZeroDivisionError: division by zero")
 
 
+NOBODY = """
+import pathlib, sys, time
+def sleep(_, sleep=time.sleep):
+    while not pathlib.Path("closed").exists():
+        sleep(0.01)
+time.sleep = sleep
+raise ValueError("7" * int(sys.argv[1]))
+"""
+
+
 def test_exception_that_nobody_takes_is_printed(tmp_path):
     """No mpidist run, it is gone, or it ends while the rank waits for others; or too long."""
-    words = rank_program(tmp_path, "import sys; raise ValueError('7' * int(sys.argv[1]))")
+    words = rank_program(tmp_path, NOBODY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taker:
         taker.bind("\0mpidist-test")
         taker.settimeout(100)
@@ -67,6 +77,7 @@ def test_exception_that_nobody_takes_is_printed(tmp_path):
             while b"failure" not in taker.recv(LONGEST):
                 pass
             taker.close()
+            (tmp_path / "closed").touch()
 
         guest = threading.Thread(target=take)
         guest.start()
@@ -74,6 +85,7 @@ def test_exception_that_nobody_takes_is_printed(tmp_path):
             told = subprocess.run(
                 [*words, "3"],
                 env={**RANK, NOTES: name},
+                cwd=tmp_path,
                 capture_output=True,
                 text=True,
                 timeout=200,
