@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import mpidist
-from mpidist.backends import memory_file, roll_call
+from mpidist.backends import memory_file
 from mpidist.errors import (
     CollectiveTimeout,
     CommunicatorBroken,
@@ -439,6 +439,8 @@ def never_comes(algorithm):
     comm = start()
     if comm.rank == 1:
         time.sleep(HANG)
+    from mpidist.backends import roll_call  # not before init: it starts MPI, with its own settings
+
     roll_call.SECONDS = DEADLINE  # two that come within it ask at the same time, and answer
     waits_in_vain(comm, algorithm)
 
