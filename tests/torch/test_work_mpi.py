@@ -75,12 +75,13 @@ def test_threads_serve_again(place):
 
     _, size = place
     assert all((future.wait() == size).all() for future in futures(3))
-    grown = []  # a thread that is held up may not be idle yet, and another one begins
-    for _ in range(10):
+    more = []  # a thread that is held up may not be idle yet, and another one begins
+    for _ in range(4):
         before = threading.active_count()
-        assert all((future.wait() == size).all() for future in futures(10))
-        grown.append(threading.active_count() > before)
-    assert not all(grown)
+        for _ in range(5):
+            assert all((future.wait() == size).all() for future in futures(10))
+        more.append(threading.active_count() - before)
+    assert min(more) <= 2, more  # one may run callbacks while one serves
 
 
 def test_collective_in_a_callback(place):
